@@ -83,7 +83,7 @@ TEXTS: dict[str, Callable[[int], list[tuple[str, dict]]]] = {"tales": tales, "qu
 
 @contextlib.contextmanager
 def own_numbers(on: bool) -> Iterator[None]:
-    """Meanwhile guesses are drawn with other random numbers than the tokens that verify them."""
+    """In this block, guesses are drawn with other random numbers than the tokens that verify them."""
     request = SEVEN.part("request").Request
     guessed = request.guessed
 

@@ -1,14 +1,14 @@
-"""The course's exercises: what there is, how far you are, and what is wrong with an answer.
+"""The course's exercises: list them, grade answers, and show your progress.
 
-python -m exercises                 # all of them, with their state
-python -m exercises check 2.3       # grade one; or several, or `all`
+python -m exercises                 # list them all, with your progress
+python -m exercises check 2.3       # grade one, several, or `all`
 python -m exercises hint 2.3        # the next hint
 python -m exercises reveal 2.3      # a solution, after at least one attempt
-python -m exercises time 6.2        # how fast an answer in C is, beside torch
+python -m exercises time 6.2        # how fast a C answer is, compared with torch
 python -m exercises predict 2       # stage 2's experiment: you predict, it runs, and both are compared
-python -m exercises start 1         # a skeleton of an engine of your own, in mine/
-python -m exercises engine          # how far that engine is
-python -m exercises grade FOLDER…   # for a class: the answers in these folders, graded from the files alone, as a table
+python -m exercises start 1         # a skeleton for your own engine, in mine/
+python -m exercises engine          # check that engine
+python -m exercises grade FOLDER…   # for a class: grade the answers in these folders from the files alone, as a table
 """
 
 import argparse
@@ -40,7 +40,7 @@ def show_all() -> int:
     print(
         f"\n{passed} of {len(exercises())} passed. The texts are in exercises/stage…/; begin with exercises/README.md."
     )
-    print("An engine of your own: exercises/engine.md, and `python -m exercises engine`.")
+    print("Your own engine: exercises/engine.md, and `python -m exercises engine`.")
     return 0
 
 
@@ -53,16 +53,16 @@ def check(numbers: list[str]) -> int:
         failed += result.state != "passed"
         try:
             with progress(number) as record:
-                if record.get("state") != "passed":  # who has passed may go on trying
+                if record.get("state") != "passed":  # a passed exercise may be tried again
                     record["state"] = result.state
                 record["attempts"] = record.get("attempts", 0) + (result.state != "not started")
-        finally:  # it is told even if it can't be recorded
+        finally:  # printed even if it can't be recorded
             tell(exercise, result)
     return 1 if failed else 0
 
 
 def tell(exercise: Exercise, result: Grade) -> None:
-    """What came of a check."""
+    """The outcome of a check."""
     name = f"{exercise.number} {exercise.title}"
     if result.state == "passed":
         print(f"{name}: passed, {result.seconds:.1f} s")
@@ -70,14 +70,14 @@ def tell(exercise: Exercise, result: Grade) -> None:
     how_far = f"; {result.num_passed} of {result.num_tests} tests pass" if result.num_tests else ""
     test = f" ({result.test})" if result.test else ""
     print(f"{name}: {result.state}{test}{how_far}")
-    print(result.message)  # as it stands: what is to be pasted begins at the left
+    print(result.message)  # verbatim: code to paste must start at the left margin
     if result.state == "not started":
         text = exercise.text.relative_to(exercise.text.parents[2])
-        print(f"read {text}, then edit {exercise.work.name} beside it")
+        print(f"read {text}, then edit {exercise.work.name} next to it")
 
 
 def hint(number: str) -> int:
-    """The next hint; when all are shown, all of them again."""
+    """The next hint; once all have been shown, all of them again."""
     exercise = exercises()[number]
     with progress(number) as record:
         shown = record.get("hints", 0)
@@ -91,10 +91,10 @@ def hint(number: str) -> int:
 
 
 def reveal(number: str) -> int:
-    """The solution, for those who have tried."""
+    """The solution, after at least one attempt."""
     if not read_progress().get(number, {}).get("attempts"):
         print(
-            f"First try it: `python -m exercises check {number}`. A solution teaches those who have looked for it.",
+            f"Try it first: `python -m exercises check {number}`. You learn more from a solution after an attempt.",
             file=sys.stderr,
         )
         return 1
@@ -104,7 +104,7 @@ def reveal(number: str) -> int:
 
 def start(argv: list[str]) -> int:
     """Put the skeleton of a milestone into a directory."""
-    from . import skeletons  # not before it is needed, nor is the next: they import torch
+    from . import skeletons  # imported late, like the next: they import torch
 
     return skeletons.main(argv)
 
@@ -117,7 +117,7 @@ def engine(argv: list[str]) -> int:
 
 
 def time_it(argv: list[str]) -> int:
-    """How fast an answer in C is."""
+    """How fast a C answer is."""
     from . import timing
 
     return timing.main(argv)
@@ -149,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("numbers", nargs="*", metavar="N.M")
     args = parser.parse_args(argv)
     if args.action == "list" and args.numbers:
-        parser.error("list takes no exercise: it shows all")
+        parser.error("list takes no exercise: it shows all of them")
     if args.action != "list" and not args.numbers:
         parser.error(f"which one? For example: {args.action} {next(iter(exercises()))}")
     if unknown := [n for n in args.numbers if n not in exercises() and not (n == "all" and args.action == "check")]:
@@ -160,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """A command's exit status; what goes wrong is one line."""
+    """A command's exit status; an error is one line."""
     prepare_streams()
     try:
         return command()
@@ -175,9 +175,9 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 def write_out(status: int) -> int:
-    """Write what stdout has kept back, or say why not; left to the interpreter it would be a traceback."""
+    """Flush stdout, or say why it failed; at the interpreter's exit it would be a traceback."""
     try:
-        if sys.stdout is not None:  # as it is when it was closed from the beginning
+        if sys.stdout is not None:  # it was closed from the beginning
             sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""The exercises: where each is, how far its learner is, and how a solution is graded."""
+"""The exercises: where each one is, the learner's progress, and how an answer is graded."""
 
 import functools
 import importlib.util
@@ -33,12 +33,12 @@ FOLDER = Path(__file__).parent
 PROGRESS = FOLDER.parent / ".exercises.json"  # git-ignored
 HINT = re.compile(r"<details><summary>(.*?)</summary>\s*(.*?)\s*</details>", re.DOTALL)
 TITLE = re.compile(r"# (\d+\.\d+) (.*) \((\d+) minutes\)")
-MUTANTS = "# --- Wrong answers"  # in a solution: from here on it is not the learner's
+MUTANTS = "# --- Wrong answers"  # in a solution: the learner is not shown what follows
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise: `exercises/stage2/2_3_waste.md` is its text, `2_3_waste.py` beside it is what the learner writes,
+    """One exercise: `exercises/stage2/2_3_waste.md` is its text, `2_3_waste.py` next to it is what the learner writes,
     `test_2_3_waste.py` grades it, and `exercises/solutions/2_3_waste.py` solves it. In some of stage 6 the learner
     writes C: `6_2_panels_in_c.c`."""
 
@@ -62,17 +62,17 @@ class Exercise:
 
     @property
     def answers(self) -> ModuleType:
-        """What has the lists of wrong answers and of other right ones: beside a solution in C, or in the solution."""
+        """The file that lists wrong and other right answers: the solution, or for C the Python file next to it."""
         return load(self.solution.with_suffix(".py"))
 
     @property
     def hints(self) -> list[tuple[str, str]]:
-        """(its title, the hint) one after another."""
+        """(title, hint) of each hint, in order."""
         return HINT.findall(self.text.read_text(encoding="utf-8"))
 
     @property
     def solution_text(self) -> str:
-        """The solution without the wrong answers that the project's tests make of it."""
+        """The solution without the wrong answers that the project's tests derive from it."""
         return self.solution.read_text(encoding="utf-8").split(MUTANTS)[0].rstrip() + "\n"
 
 
@@ -93,24 +93,24 @@ def answer_of(path: Path, folder: Path | None = None) -> Any:
     """The answer in this file: an `Answer`, or an `AnswerInC`, compiled into the folder. They are used alike."""
     if path.suffix != ".c":
         return Answer(path)
-    from .in_c import AnswerInC  # not before it is needed: it imports torch
+    from .in_c import AnswerInC  # imported late: it imports torch
 
     return AnswerInC(path, folder)
 
 
 def load(path: Path) -> ModuleType:
-    """A Python file as a module of its own, executed anew."""
+    """A Python file as a separate module, executed each time."""
     spec = importlib.util.spec_from_file_location(f"exercise_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
 
 @dataclass(frozen=True)
 class Grade:
-    """`state` is "passed", "failing" or "not started"; `message` teaches; `test` is what failed first; `num_passed` of
-    `num_tests` did not."""
+    """`state` is "passed", "failing" or "not started"; `message` explains; `test` is the first one that failed;
+    `num_passed` of `num_tests` passed."""
 
     state: str
     message: str = ""
@@ -121,7 +121,7 @@ class Grade:
 
 
 def work_of(number: str) -> ModuleType:
-    """The learner's file, executed anew: what a check shows for pasting begins with it."""
+    """The learner's file, executed again: examples for pasting begin with it."""
     return load(exercises()[number].work)
 
 
@@ -134,11 +134,11 @@ def grade(
     seconds: float = child.SECONDS,
     patience: float = child.PATIENCE,
 ) -> Grade:
-    """Run the tests of an exercise on a file (the learner's unless another is given), in a process of its own.
+    """Run the tests of an exercise on a file (the learner's unless another is given), in a separate process.
 
-    whole: go on behind the first test that fails, to count the others.
-    quiet: what the answer prints is not shown.
-    seconds, patience: of computing, and by the clock, that a test may take.
+    whole: go on after the first test that fails, to count the others.
+    quiet: don't show what the answer prints.
+    seconds, patience: computing time and wall-clock time that a test may take.
     """
     work, result = work or exercise.work, Grade("failing")
     settings = PROGRESS, examples.SHARE, examples.SIMPLER
@@ -159,7 +159,7 @@ def grade(
 
 
 def run_tests(tell: child.Tell, exercise: Exercise, work: Path, answer: Any, whole: bool, settings: tuple) -> None:
-    """Tell a `Grade` before each test, and at the end. The first failure is told; the others show how far one is."""
+    """Tell a `Grade` before each test and at the end. Only the first failure has a message; the others are counted."""
     global PROGRESS
     PROGRESS, examples.SHARE, examples.SIMPLER = settings
     sys.setrecursionlimit(sys.getrecursionlimit() + sum(1 for _ in traceback.walk_stack(None)))
@@ -200,7 +200,7 @@ def run_tests(tell: child.Tell, exercise: Exercise, work: Path, answer: Any, who
             break
         try:
             answer.settle()
-        except Wrong as error:  # told if no test says it in better words
+        except Wrong as error:  # used if no test has a better message
             unseen = unseen or (str(error), name)
     failure = failure or unseen
     tell(grade_now("failing" if failure else "passed", *(failure or ("", ""))))
@@ -208,8 +208,8 @@ def run_tests(tell: child.Tell, exercise: Exercise, work: Path, answer: Any, who
 
 
 def prepare_streams() -> None:
-    """What stdout's encoding lacks is written as an escape: a tick is no reason to end. And the numbers of streams that
-    are closed are taken: a pipe that got one of them would get what is printed."""
+    """Escape what stdout's encoding lacks: a tick must not end the program. And occupy the file descriptors of closed
+    streams: a pipe that got one of them would receive what is printed."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         continue
     os.close(number)
@@ -222,7 +222,7 @@ def prepare_streams() -> None:
 
 
 def read_progress() -> dict[str, dict]:
-    """What is recorded of each exercise: attempts, state, hints shown, predictions."""
+    """What is recorded for each exercise: attempts, state, hints shown, predictions."""
     everything, damage = _read_progress()
     if not damage:
         return everything
@@ -232,7 +232,7 @@ def read_progress() -> dict[str, dict]:
 
 @contextmanager
 def progress(number: str) -> Iterator[dict]:
-    """The record of one exercise, to be changed; written when the block ends, whole or not at all."""
+    """The record of one exercise, to be changed; written atomically when the block ends."""
     with one_at_a_time():
         everything = _mend_progress()
         yield everything.setdefault(number, {})
@@ -241,13 +241,13 @@ def progress(number: str) -> Iterator[dict]:
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Of several commands: between one's reading and writing, another one's record would be lost. The lock is on this
-    file, which is always there and stays as it is, and goes with the process."""
-    with open(__file__, "r+b") as file:  # for writing, without which NFS has no locks
+    """Between one command's reading and writing, another one's record would be lost. The lock is on this source file,
+    which always exists and never changes, and it ends with the process."""
+    with open(__file__, "r+b") as file:  # opened for writing, or NFS can't lock it
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX)
         else:
-            file.seek(1 << 30)  # Windows keeps others from reading what is locked: a byte behind the end
+            file.seek(1 << 30)  # on Windows a locked byte can't be read by others: lock one past the end
             msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
         yield
 
@@ -261,27 +261,27 @@ def _read_progress() -> tuple[dict[str, dict], str]:
     except (ValueError, RecursionError) as error:
         return {}, str(error)
     if not isinstance(everything, dict):
-        return {}, f"a JSON object is expected, not a {type(everything).__name__}"
+        return {}, f"expected a JSON object, got a {type(everything).__name__}"
     whole = {number: record for number, record in everything.items() if is_record(record)}
     lost = [number for number in everything if number not in whole]
-    return whole, f"no record: {', '.join(lost)}" if lost else ""
+    return whole, f"not valid records: {', '.join(lost)}" if lost else ""
 
 
 def _mend_progress() -> dict[str, dict]:
-    """The records; a damaged file is copied aside, what of it can be read stays, and stderr tells."""
+    """The records. A damaged file is copied to a backup, its readable records are kept, and stderr says so."""
     everything, damage = _read_progress()
     if damage:
         names = (PROGRESS.with_name(f"{PROGRESS.name}.damaged{number}") for number in itertools.count(1))
         aside = next(path for path in names if not path.exists())
         shutil.copyfile(PROGRESS, aside)
         _write_progress(everything)
-        kept = f"{len(everything)} records of it stay" if everything else "your progress begins anew"
+        kept = f"{len(everything)} of its records are kept" if everything else "your progress starts over"
         print(f"exercises: {PROGRESS} is damaged ({damage:.200}); {kept}, a copy is {aside.name}", file=sys.stderr)
     return everything
 
 
 def is_record(record: object) -> bool:
-    """Whether it is what a command writes of an exercise."""
+    """Whether it is what a command records for an exercise."""
     if not isinstance(record, dict) or not isinstance(record.get("state", ""), str):
         return False
     counts = [record.get("attempts", 0), record.get("hints", 0)]
@@ -290,7 +290,7 @@ def is_record(record: object) -> bool:
 
 
 def is_prediction(record: dict) -> bool:
-    """Whether the fields that `predict` writes, if they are there, are as it writes them."""
+    """Whether the fields that `predict` writes, if present, have the right form."""
     lists, times = ("predictions", "results"), {"predicted_at": "predictions", "compared_at": "results"}
     numbers = [record.get(name, []) for name in lists]
     if not all(isinstance(some, list) and all(isinstance(x, int | float) and x == x for x in some) for some in numbers):
@@ -310,6 +310,6 @@ def _write_progress(everything: dict[str, dict]) -> None:
 
 
 def lock(number: str, prediction: float) -> float:
-    """Keep a prediction before it is measured; from then on it is this one, whatever the file says."""
+    """Keep a prediction before the measurement; from then on it counts, whatever the file says."""
     with progress(number) as record:
         return record.setdefault("prediction", prediction)

@@ -1,9 +1,9 @@
-"""A check runs in a process of its own: one that does not end is ended, and one that crashes takes nothing with it.
+"""A check runs in a separate process: if it does not end it is stopped, and if it crashes nothing else does.
 
     for message in run(target, *arguments):    # target(tell, *arguments) runs in the process;
-        ...                                    # what it gives to `tell` arrives here
+        ...                                    # what it passes to `tell` arrives here
 
-Nothing is hidden from that process: it is a limit in time and no wall.
+Nothing is hidden from that process: it limits time, it is not a sandbox.
 """
 
 import faulthandler
@@ -24,10 +24,10 @@ from typing import Any
 
 import psutil
 
-SECONDS = 60.0  # of computing between two messages; a check takes five at the most
-PATIENCE = 600.0  # seconds by the clock, for code that waits
-GRACE = 2.0  # seconds until the process is ended by force, if it has not said where it is
-FORKS = sys.platform == "linux"  # from a process that has imported what takes long; macOS's libraries don't survive it
+SECONDS = 60.0  # of computing between two messages; a check takes five at most
+PATIENCE = 600.0  # wall-clock seconds, for code that waits
+GRACE = 2.0  # seconds until the process is killed if it has not reported where it is
+FORKS = sys.platform == "linux"  # fork a process that has the slow imports; macOS's libraries don't survive it
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 SLOW = re.compile(r"torch|stage\d\d_\w+")  # to import
 SAID, LATE, DONE = range(3)  # kinds of a message
@@ -37,7 +37,7 @@ Spot = tuple[FrameType, int, int]  # a frame, the line that it has reached, and 
 
 
 class Stopped(Exception):
-    """There will be no more messages. `spots` are the (file, line) that the process had reached, the innermost first,
+    """There will be no more messages. `spots` are the (file, line) pairs that the process had reached, innermost first,
     if it could not say so itself."""
 
     spots: Sequence[tuple[str, int]] = ()
@@ -48,11 +48,11 @@ class Endless(Stopped):
 
 
 class Ended(Stopped):
-    """The process ended before its time."""
+    """The process ended early."""
 
 
 class Tell:
-    """What a target tells with. It may set `where`, which says of the stack what is running."""
+    """How a target sends messages. It may set `where`, which turns the stack into a description of what is running."""
 
     def __init__(self, sender: Connection):
         self.sender, self.lock = sender, threading.Lock()
@@ -78,8 +78,8 @@ def run(
 ) -> Iterator[Any]:
     """The messages of a target. Raises Endless if one takes too long, and Ended if there will be no more.
 
-    quiet: what it prints is not shown.
-    needs: the text of a program; what takes long of the modules that it names is imported once for all processes.
+    quiet: don't show what it prints.
+    needs: a program's source; the slow modules that it names are imported once for all processes.
     """
     if FORKS:
         preloaded = {name for name in sys.modules if SLOW.fullmatch(name)} | set(SLOW.findall(needs))
@@ -110,10 +110,10 @@ def run(
 def _messages(receiver: Connection, process: Any, seconds: float, patience: float) -> Iterator[Any]:
     while True:
         computed, began = cpu_seconds(process.pid), time.monotonic()
-        while not receiver.poll(0.2):  # the process says by itself that it is late, unless it can't
+        while not receiver.poll(0.2):  # the process reports by itself that it is late, unless it can't
             computes = cpu_seconds(process.pid) - computed > seconds + GRACE
             if computes or time.monotonic() - began > patience + GRACE:
-                if os.name == "posix":  # on which it writes down where it is
+                if os.name == "posix":  # it writes here where it is
                     os.kill(process.pid, signal.SIGABRT)
                     process.join(GRACE)
                 raise Endless(too_long(computes, seconds, patience))
@@ -131,7 +131,7 @@ def _messages(receiver: Connection, process: Any, seconds: float, patience: floa
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """A process that is started here ignores Ctrl-C, which this one tells once."""
+    """A process that is started here ignores Ctrl-C: the parent reports it, once."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -140,10 +140,10 @@ def _deaf() -> Iterator[None]:
 
 
 def too_long(computes: bool, seconds: float, patience: float) -> str:
-    """What is said of a process that does not come back."""
+    """The message about a process that does not come back."""
     if computes:
-        return f"not done after {seconds:g} seconds of computing; is there a loop that does not end?"
-    return f"not done after {patience:g} seconds; does it wait for something, or never end?"
+        return f"still running after {seconds:g} seconds of computing; is there a loop that does not end?"
+    return f"still running after {patience:g} seconds; is it waiting for something, or does it never end?"
 
 
 def cpu_seconds(pid: int) -> float:
@@ -176,15 +176,15 @@ def _serve(
         target(tell, *arguments)
         faulthandler.disable()
     if sys.stdout is not None:
-        with suppress(OSError):  # the parent has the same stdout, and says what is wrong with it
+        with suppress(OSError):  # the parent has the same stdout, and reports its errors
             sys.stdout.flush()
     tell(None, DONE)
 
 
 def _watch(tell: Tell, main: int, seconds: float, patience: float) -> None:
-    """Say where the main thread is when it takes too long; and end with the parent."""
+    """Report where the main thread is when it takes too long; and end with the parent."""
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for those that a check is about
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are meant for the code under test
     parent = multiprocessing.parent_process()
     while parent.is_alive():
         parent.join(0.1)

@@ -1,5 +1,5 @@
-"""Examples: small programs that use the learner's answer. They are made at random and run line by line; the first that
-goes wrong is made as small as it can be, and shown as it was run, so that it can be pasted into Python."""
+"""Examples: small programs that use the learner's answer. They are generated at random and run line by line; the first
+one that fails is shrunk as far as possible, and shown as it was run, so that it can be pasted into Python."""
 
 import functools
 import random
@@ -11,7 +11,7 @@ from .grading import Mistakes, Wrong, expect, raised_at, shown
 from .judge import Answer
 
 Item = TypeVar("Item")
-compiled = functools.lru_cache(maxsize=4096)(compile)  # the same lines are run again and again
+compiled = functools.lru_cache(maxsize=4096)(compile)  # the same lines are run many times
 
 
 def raised(call: Callable[[], object], kind: type[Exception]) -> object:
@@ -25,12 +25,12 @@ def raised(call: Callable[[], object], kind: type[Exception]) -> object:
 
 
 class Example:
-    """A program, line by line. `work` in it is the learner's answer. Each line is run when it is given."""
+    """A program, line by line. `work` in it is the learner's answer. Each line runs as soon as it is added."""
 
-    now = ""  # the program that is running, for when it does not end
+    now = ""  # the running program, in case it does not end
 
     def __init__(self, work: Answer, test: str, *imports: str):
-        """`test` is the `__file__` of the test that makes it; `imports` are the lines that it needs of them."""
+        """`test` is the `__file__` of the test that makes it; `imports` are the import lines that it needs."""
         number = ".".join(Path(test).stem.split("_")[1:3])
         self.path = Path(work.__file__ or "")
         self.names: dict[str, object] = {"work": work}
@@ -40,7 +40,7 @@ class Example:
         self.lines += ["from exercises.catalogue import work_of", f'work = work_of("{number}")']
 
     def do(self, line: str) -> None:
-        """Run a statement of one line."""
+        """Run a one-line statement."""
         self.lines.append(line)
         self.run(lambda: exec(compiled(line, "<example>", "exec"), self.names), line, "no error", "\n".join(self.lines))
 
@@ -59,24 +59,24 @@ class Example:
         return got
 
     def look(self, expression: str, expected: object, mistakes: Mistakes | None = None, **how) -> object:
-        """`expect` of what changes nothing, and need not be shown if it is right."""
+        """`expect` for an expression without side effects, which is shown only if it is wrong."""
         return self.expect(expression, expected, mistakes, keep=False, **how)
 
     def run(self, call: Callable[[], object], case: str, expected: object, example: str) -> object:
-        """What the call returns. Whatever it raises is told with the program."""
+        """What the call returns. An error that it raises is shown with the program."""
         Example.now = example
         try:
             return call()
         except NotImplementedError:
             raise
-        except Wrong as wrong:  # of what the test calls, or of a model that the learner calls
+        except Wrong as wrong:  # from the test's call, or from a model that the learner calls
             raise Wrong(*wrong.parts, example) from wrong
         except Exception as error:
             raise Wrong(case, expected, raised_at(error, self.path), "", example) from error
 
 
 class Choices:
-    """Whole numbers drawn at random, and kept: made again from fewer or smaller ones, a case is a simpler case."""
+    """Integers drawn at random and recorded: replayed with fewer or smaller ones, they give a simpler case."""
 
     def __init__(self, seed: int = 0, again: Sequence[int] | None = None):
         self.random, self.again = random.Random(seed), again
@@ -100,8 +100,8 @@ class Choices:
         return options[self.upto(len(options) - 1)]
 
     def each(self, item: Callable[[], Item], most: int, least: int = 0) -> Iterator[Item]:
-        """`least` to `most` items, one by one. Whether there is one more is a choice of its own, made after all that is
-        drawn for the one before: so an item can be dropped with what belongs to it."""
+        """`least` to `most` items, one at a time. Whether there is another one is drawn separately, after everything
+        that the item before it draws: so an item can be dropped together with its draws."""
         count = 0
         while count < least or (count < most and self.upto(most) > 0):
             yield item()
@@ -112,11 +112,11 @@ class Choices:
         return list(self.each(item, most, least))
 
 
-SHARE = 1.0  # of random cases; tests of right answers, which never fail, take fewer
+SHARE = 1.0  # of random cases; tests of right answers, which never fail, run fewer
 
 
 def at_random(check: Callable[[Choices], None], number: int = 200) -> None:
-    """Check so many random cases. Of the first that fails, raise what is said of the smallest that fails like it."""
+    """Check this many random cases. If one fails, raise the error of the smallest case that fails in the same way."""
     for seed in range(round(SHARE * number)):
         choices = Choices(seed)
         wrong = fails(check, choices)
@@ -136,8 +136,8 @@ SIMPLER = 600  # tries to make a case simpler
 
 
 def smallest(check: Callable[[Choices], None], made: list[int], wrong: Wrong) -> Wrong:
-    """Leave choices out, many in a row at first, and lessen them, as long as the case fails in the same way: greedily,
-    until nothing is simpler or all tries are used."""
+    """Drop choices, long runs first, and lower them, as long as the case fails in the same way: greedily, until nothing
+    gets simpler or the tries run out."""
 
     tries = SIMPLER
 

@@ -1,8 +1,8 @@
-"""The experiments of `python -m exercises predict`: what is asked about each stage, what is run, and why it comes so.
+"""The experiments of `python -m exercises predict`: the questions about each stage, what is run, and the explanation.
 
-A result is a count, which is the same on every machine, or a ratio of two times from one run. No result is written down
-anywhere: each is computed from what the engines did a moment ago, and so is what is said about it. The arguments of a
-`run` are what `--with` may change; the tests make the models small with them.
+A result is a count, which is the same on every machine, or a ratio of two times from one run. No result is hard-coded:
+each is computed from what the engines have just done, and so is its explanation. The arguments of a `run` are what
+`--with` may change; the tests use them to make the models small.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ OPENINGS = FOLDER.parent / "examples" / "prompts.txt"
 
 
 class Question(NamedTuple):
-    """What a learner is asked for, the name of it in a table, and its unit."""
+    """The question, its short name for tables, and the unit of the answer."""
 
     text: str
     name: str
@@ -29,7 +29,7 @@ class Question(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A result for each question (infinite if it never happens), and a few sentences that say why."""
+    """A result for each question (infinite if it never happens), and a few sentences of explanation."""
 
     results: list[float]
     why: list[str]
@@ -37,8 +37,8 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """One stage's experiment. `name` is what `predict` takes; `seconds` is about how long it takes on two cores;
-    `change` says what to change to see it turn out differently: (what `--with` takes, what happens then)."""
+    """One stage's experiment. `name` is what `predict` takes; `seconds` is roughly how long it takes on two cores;
+    `change` lists what to change for a different result: (what `--with` takes, what happens then)."""
 
     name: str
     stage: int
@@ -55,8 +55,8 @@ def openings() -> list[str]:
 
 
 def tales(params: Any, tokens: int, each: int = 1) -> tuple[list[str], list]:
-    """The openings, `each` times, and how each goes on: drawn, since greedy tales are nearly equally long, by a seed of
-    its own, so that they are the same in every stage."""
+    """The openings, `each` times, and sampling parameters for each: drawn, because greedy tales have nearly equal
+    lengths, with a separate seed, so that every stage draws the same tales."""
     prompts = openings() * each
     return prompts, [params(temperature=0.8, seed=300 + i, max_tokens=tokens) for i in range(len(prompts))]
 
@@ -71,7 +71,7 @@ def join(numbers: Sequence[int]) -> str:
 
 
 def model_bytes(llm: Any) -> int:
-    """What every pass reads of a model's weights."""
+    """The part of a model's weights that every pass reads."""
     model = llm.engine.runner.model
     return sum(p.nbytes for p in model.parameters()) - model.wpe.weight.nbytes  # few positions are read
 
@@ -80,15 +80,15 @@ def model_bytes(llm: Any) -> int:
 
 
 def last_token(model: str = "gpt2", prompt: int = 4, tokens: int = 200, repeat: int = 5) -> Outcome:
-    """The first token's pass against the last one's. In stage 1 the last token of an output costs what the first one
-    behind a longer prompt does, so those in between are left out."""
+    """The first token's pass against the last one's. In stage 1 the last token of an output costs as much as the first
+    one after a longer prompt, so the tokens in between are left out."""
     from stage01_single import LLM, SamplingParams
 
     llm = LLM(model, load_format="dummy", device="cpu")
     records = trace(llm).records
     params, lengths = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), (prompt, prompt + tokens - 1)
     seconds: dict[int, list[float]] = {length: [] for length in lengths}
-    for turn in range(1 + repeat):  # in turns, so that a busy moment of the machine meets both
+    for turn in range(1 + repeat):  # alternating, so that a busy moment on the machine affects both
         for length in lengths:
             llm.generate(prompts_of(1, length), params)
             if turn:  # the first turn warms up
@@ -103,7 +103,7 @@ def last_token(model: str = "gpt2", prompt: int = 4, tokens: int = 200, repeat: 
             f"They took {1e3 * short:.1f} and {1e3 * long:.1f} ms. Each pass also reads all weights, "
             f"{megabytes:,.0f} MB, once, for however many places. A short pass waits for these bytes and its "
             "arithmetic is nearly free; a long pass waits for its arithmetic. So time grows more slowly than work, "
-            "until arithmetic is all of it.",
+            "until arithmetic takes all of it.",
         ],
     )
 
@@ -127,7 +127,7 @@ def padding(slots: int = 8, tokens: int = 256) -> Outcome:
         [
             f"{useless + useful:,} places went through the model, {useful:,} of them for a tale that was not finished.",
             f"The tales have {join(lengths)} tokens. Every batch goes on until its longest one ends, and a row that "
-            f"has ended stays in it: {ended:,} places. The other {useless - ended:,} are at the left of sequences "
+            f"has ended stays in it: {ended:,} places. The other {useless - ended:,} are to the left of sequences "
             "that are shorter than the longest of their batch.",
         ],
     )
@@ -188,10 +188,10 @@ def passes(slots: int = 4, each: int = 2, tokens: int = 1000) -> Outcome:
         counts[::-1],
         [
             f"The tales have {join(lengths)} tokens, {sum(lengths):,} in all. A pass makes at most one token for "
-            f"each of {slots} tales, and a tale's tokens come one after another: no engine takes fewer than "
+            f"each of {slots} tales, and a tale's tokens come one after another: no engine can take fewer than "
             f"{least:,} passes.",
             f"Stage 4 gives a free slot to the next tale in the next pass. The last to end is one of {lengths[last]} "
-            f"tokens, which got its slot in pass {first[last]}; meanwhile the others run out of tales, and slots stay "
+            f"tokens, which got its slot in pass {first[last]}; by then the queue is empty, and other slots stay "
             f"empty. Stage 3 waits for the longest tale of each batch: {waits} passes.",
         ],
     )
@@ -208,8 +208,8 @@ def crowd(
     slots: int = 64,
     model: str = "tinytales",
 ) -> Outcome:
-    """How many requests a small pool keeps at once, and what it costs to let more in than can stay. Every request gets
-    all of its tokens, so it does not matter which: the weights may be random."""
+    """How many requests run at once in a small pool, and what it costs to admit more than can stay. Every request gets
+    all its tokens, and it does not matter which ones: the weights may be random."""
     from stage05_paged import LLM, SamplingParams
 
     llm = LLM(model, load_format="dummy", device="cpu", num_blocks=blocks, max_num_seqs=slots)
@@ -230,11 +230,11 @@ def crowd(
     return Outcome(
         [peak, times],
         [
-            f"A request that is done fills {whole} blocks, so {blocks // whole} fit up to their ends. But stage 5 "
+            f"A finished request fills {whole} blocks, so {blocks // whole} fit up to their ends. But stage 5 "
             f"admits one as soon as there are the {math.ceil(prompt / size)} blocks of its prompt (and "
             f"{llm.engine.block_manager.watermark_blocks} more, as a reserve) and the step has tokens left, and gives "
-            "it the others one by one. Many are short at first, so many run.",
-            f"{then} All in all there were {stats.num_forwards:,} passes.",
+            "it further blocks one at a time. At first all are short, so many run.",
+            f"{then} In all there were {stats.num_forwards:,} passes.",
         ],
     )
 
@@ -243,9 +243,9 @@ def crowd(
 
 
 def packed(model: str = "gpt2", tokens: int = 16, read: int = 1 << 26) -> Outcome:
-    """One request's decode steps by torch and by the packed kernels, against the time that reading the weights takes;
-    and the time that packing took. `read` is how many float32s are read to measure the memory."""
-    from stage06_fast import LLM  # before torch, whose threads it asks to wait briefly
+    """One request's decode steps with torch and with the packed kernels, against the time it takes to read the weights;
+    and the time that packing took. `read` is how many float32s are read to measure the memory's bandwidth."""
+    from stage06_fast import LLM  # before torch, to shorten its threads' busy waiting
     from stage06_fast.fast_model import enabled, pick_model
     from stage06_fast.support.openmp import WAITS_BRIEFLY
 
@@ -267,7 +267,7 @@ def packed(model: str = "gpt2", tokens: int = 16, read: int = 1 << 26) -> Outcom
 
 
 def decode_seconds(llm: Any, tokens: int) -> float:
-    """The median decode step of one request, after as many that warm up."""
+    """The median decode step of one request, after as many steps to warm up."""
     from stage06_fast import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=1 + tokens, ignore_eos=True)
@@ -278,15 +278,17 @@ def decode_seconds(llm: Any, tokens: int) -> float:
 
 
 def why_packed(size: int, least: float, plain: float, fast: float, packing: float) -> list[str]:
-    saved = f"saves {1e3 * (plain - fast):.1f} ms a token" if fast < plain else "saves nothing a token, here and now"
+    saved = (
+        f"saves {1e3 * (plain - fast):.1f} ms per token" if fast < plain else "saves nothing per token, here and now"
+    )
     return [
         f"A token needs all weights, {size / 1e6:,.0f} MB. A plain sum over a large tensor reads "
-        f"{size / least / 1e9:.1f} GB/s here, so no token takes less than {1e3 * least:.1f} ms. With torch's layers "
-        f"one took {1e3 * plain:.1f} ms ({least / plain:.0%} of the limit), with panels and kernels of its own "
+        f"{size / least / 1e9:.1f} GB/s here, so no token can take less than {1e3 * least:.1f} ms. With torch's layers "
+        f"one took {1e3 * plain:.1f} ms ({least / plain:.0%} of the limit), with panels and stage 6's kernels "
         f"{1e3 * fast:.1f} ms ({least / fast:.0%}).",
-        "A panel is one run of memory, read from front to back, an order that the CPU's prefetcher follows. To put "
+        "A panel is one run of memory, read from front to back, an order that the CPU's prefetcher follows. Packing "
         f"the weights into panels took {packing:.2f} s, once, and {saved}. An engine that answers one short question "
-        "and ends should not pack.",
+        "and exits should not pack.",
     ]
 
 
@@ -298,12 +300,12 @@ CHANGES = (
 
 
 def same_bits(model: str = "gpt2", dtype: str = "float32") -> Outcome:
-    """Which of six changes around a request change its logits, by torch's kernels (stage 5) and by those of stage 6."""
+    """Which of six changes around a request change its logits, with torch's kernels (stage 5) and with stage 6's."""
     from bench import bits
     from stage06_fast.kernels.c_kernel import load_kernel
     from tools.engines import STAGES
 
-    load_kernel()  # raises RuntimeError without a compiler: then stage 6 is by torch, too
+    load_kernel()  # raises RuntimeError without a compiler: then stage 6 uses torch too
     changed, numbers = [], {}
     for number in (5, 6):
         numbers[number] = bits.compare_all(STAGES[number - 1], model, dtype, CHANGES)
@@ -317,8 +319,8 @@ def same_bits(model: str = "gpt2", dtype: str = "float32") -> Outcome:
             + ("; ".join(f"{name}: {bits.cell(numbers[5][name])}" for name in changed[0]) or "none changed")
             + f". The largest change is {largest:.0e}. A sum of floats depends on the order in which they are added, "
             "and torch picks its kernel, and with it the order, by the shapes of a call: how many rows a product has, "
-            "how many queries, how many keys. Whatever changes a shape changes the bits. What leaves the shapes as "
-            "they are leaves the bits as well.",
+            "how many queries, how many keys. Whatever changes a shape may change the bits. What leaves the shapes "
+            "alone leaves the bits alone.",
             f"Stage 6, of {in_all[1]:,}: "
             + ("; ".join(f"{name}: {bits.cell(numbers[6][name])}" for name in changed[1]) or "none changed")
             + ". Its kernels add in an order that depends on the model and on a token's position alone (chapter 6, "
@@ -333,7 +335,7 @@ def same_bits(model: str = "gpt2", dtype: str = "float32") -> Outcome:
 def guessed(
     guesses: int = 4, each: int = 2, tokens: int = 64, temperature: str = "0.8", drafter: str = "tinytales-draft"
 ) -> Outcome:
-    """Tales one at a time, with guesses that are drawn with the tokens' random numbers, and with others."""
+    """Tales one at a time, with guesses drawn with the tokens' random numbers, and with other random numbers."""
     from stage07_speculative import LLM, SamplingParams
 
     prompts, how = openings() * each, dict(temperature=float(temperature), max_tokens=tokens, ignore_eos=True)
@@ -346,31 +348,31 @@ def guessed(
             outputs = llm.generate(prompts, params)
         rows = [row for step in records for row in step.rows]
         right = sum(row.num_accepted for row in rows)
-        tried = right + sum(row.num_accepted < len(row.drafts) for row in rows)  # those behind a wrong one are not
+        tried = right + sum(row.num_accepted < len(row.drafts) for row in rows)  # those after a wrong one are not
         passes.append(llm.stats.num_forwards)
         shares.append(f"{right:,} of {tried:,} guesses were right ({right / max(1, tried):.0%})")
         texts.append([output.outputs[0].token_ids for output in outputs])
     num_tokens = len(prompts) * tokens
-    differ = "not the same: a near-tie fell differently, by kernels whose sums depend on the number of rows"
+    differ = "not the same: a near-tie went the other way, in kernels whose sums depend on the number of rows"
     same = "the same, token by token" if texts[0] == texts[1] else differ
     return Outcome(
         passes,
         [
             f"{num_tokens:,} tokens came from {passes[0]:,} passes, {num_tokens / passes[0]:.2f} a pass. A pass "
             f"verifies up to {guesses} guesses and gives one token more than are right in a row; so it always gives "
-            f"one. With the tokens' own random numbers {shares[0]}, with others {shares[1]}. A guess behind a wrong "
+            f"one. With the tokens' own random numbers {shares[0]}, with others {shares[1]}. A guess after a wrong "
             "one is not counted, since it was never tried.",
             "With one random number both models pick the same token, except where their cumulative distributions "
-            "differ. With a number of its own the draft model picks the same only by chance: with the sum of the "
-            "products of each token's two probabilities. Where one token has nearly all of it, as inside a word, that "
-            f"is nearly 1, too; where many are likely it is small. The tales of both runs are {same}.",
+            "differ. With a separate number the draft model picks the same token only by chance: its probability is "
+            "the sum, over all tokens, of the product of their two probabilities. Where one token is nearly certain, "
+            f"as inside a word, that is nearly 1; where many are likely it is small. Both runs' tales are {same}.",
         ],
     )
 
 
 @contextlib.contextmanager
 def own_numbers() -> Iterator[None]:
-    """Meanwhile guesses are drawn with other random numbers than the tokens that verify them."""
+    """In this block, guesses are drawn with other random numbers than the tokens that verify them."""
     from stage07_speculative.request import Request
 
     original = Request.guessed
@@ -413,18 +415,18 @@ def quartered(model: str = "gpt2", dtype: str = "float32", requests: int = 32, t
         [
             f"A step multiplies by {num / 1e6:.1f} million weights: {num * size / 1e6:,.0f} MB in {dtype}, "
             f"{num / 1e6:,.0f} MB in int8, a {'quarter' if size == 4 else 'half'} of it. A step of one request took "
-            f"{ms[1, 'as-is']} and {ms[1, 'int8']}. It mostly waits for weights; what it does beside that (attention, "
+            f"{ms[1, 'as-is']} and {ms[1, 'int8']}. It mostly waits for weights; everything else (attention, "
             "norms, rounding the activations) takes as long as before.",
             f"A step of {requests} took {ms[requests, 'as-is']} and {ms[requests, 'int8']}. It reads the same weights "
             f"once, and does {requests} times as much arithmetic; so what counts is how many products an instruction "
-            "has room for: four bytes lie where one float32 does. Instructions that add four products of bytes at once "
-            "use all of that; a CPU without them has to widen the bytes first.",
+            "computes: four bytes take the space of one float32. Instructions that add four products of bytes at once "
+            "make full use of that; a CPU without them has to widen the bytes first.",
         ],
     )
 
 
 def step_seconds(llm: Any, count: int, tokens: int) -> float:
-    """The median decode step of so many requests, after as many that warm up."""
+    """The median decode step of this many requests, after as many steps to warm up."""
     from stage08_int8 import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=1 + tokens, ignore_eos=True)
@@ -436,7 +438,7 @@ def step_seconds(llm: Any, count: int, tokens: int) -> float:
 
 
 def rounding(tokens: int = 200, model: str = "tinytales", dtype: str = "float32") -> Outcome:
-    """How long greedy tales stay the same with weights in int8; and, behind the same text, how often another token is
+    """How long greedy tales stay the same with int8 weights; and, after the same text, how often a different token is
     the likeliest."""
     from stage08_int8 import LLM, SamplingParams
 
@@ -446,7 +448,7 @@ def rounding(tokens: int = 200, model: str = "tinytales", dtype: str = "float32"
     for weights in ("as-is", "int8"):
         llm = LLM(model, device="cpu", dtype=dtype, weights=weights)
         texts.append([output.outputs[0].token_ids for output in llm.generate(openings(), greedy)])
-        if not drawn:  # by the checkpoint's weights, for both
+        if not drawn:  # with the checkpoint's weights, for both
             outputs = llm.generate(*tales(SamplingParams, tokens))
             drawn = [output.prompt_token_ids + output.outputs[0].token_ids for output in outputs]
         scores.append([output.prompt_logprobs[1:] for output in llm.generate(drawn, asked)])
@@ -464,23 +466,23 @@ def rounding(tokens: int = 200, model: str = "tinytales", dtype: str = "float32"
     ends = [f"{first:,}" for first in firsts if first < math.inf]
     same = len(firsts) - len(ends)
     differ = f"; the others agree in their first {', '.join(ends)} tokens" if ends else ""
-    apart = f", where the two likeliest were {100 * max(others):.1f} % apart at the most" if others else ""
+    apart = f", where the two likeliest were at most {100 * max(others):.1f} % apart" if others else ""
     return Outcome(
         [statistics.median(firsts), 1000 * len(others) / len(tops[0])],
         [
             f"{same} of {len(firsts)} greedy tales are the same to the end{differ}.",
-            f"Behind the same text, another token was the likeliest at {len(others)} of {len(tops[0]):,} places"
-            f"{apart}. A greedy text that has taken the other token goes on as another text: one such place is all it "
-            "takes. How far the texts agree says how often a text comes to such a place, not how large a rounding is.",
-            f"A token of the tales, which were drawn, costs {bits[0]:.4f} bits by the checkpoint's weights, and "
-            f"{bits[1]:.4f} by those in int8. Such a number says how much a model has lost; the first difference does "
+            f"After the same text, a different token was the likeliest at {len(others)} of {len(tops[0]):,} places"
+            f"{apart}. A greedy text that has taken the other token becomes another text: one such place is enough. "
+            "How far the texts agree says how often a text reaches such a place, not how large a rounding is.",
+            f"A token of the tales, which were drawn, costs {bits[0]:.4f} bits with the checkpoint's weights, and "
+            f"{bits[1]:.4f} with int8 weights. Such a number says how much a model has lost; the first difference does "
             "not.",
         ],
     )
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> float:
-    """How many tokens there are before the first that differs; infinite if none does."""
+    """The number of tokens before the first difference; infinite if there is none."""
     return next((number for number, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), math.inf)
 
 
@@ -489,7 +491,7 @@ EXPERIMENTS = (
         "1",
         1,
         "The last token",
-        "Stage 1 computes the whole sequence again for each token. The model has GPT-2's sizes and random weights, the "
+        "Stage 1 recomputes the whole sequence for each token. The model has GPT-2's sizes and random weights, the "
         "prompt 4 tokens, the output 200.",
         (
             Question(
@@ -502,8 +504,8 @@ EXPERIMENTS = (
         ),
         20,
         (
-            ("tokens=1000", "arithmetic becomes nearly all of the last pass: time and work come closer"),
-            ("prompt=100", "then the first pass, too, waits for its arithmetic"),
+            ("tokens=1000", "arithmetic becomes nearly all of the last pass: the two answers get closer"),
+            ("prompt=100", "then the first pass waits for its arithmetic too"),
         ),
         last_token,
     ),
@@ -515,12 +517,12 @@ EXPERIMENTS = (
         "openings are of unequal lengths, and the tales end when they end.",
         (
             Question("What share of all places that go through the model is padding?", "padding", "%"),
-            Question("What share of the padding belongs to rows that have ended?", "of it, ended rows", "%"),
+            Question("What share of the padding belongs to rows that have ended?", "of which ended rows", "%"),
         ),
         20,
         (
             ("slots=2", "four batches of two: each waits only for the longer of its two tales"),
-            ("tokens=30", "few tales end so early, so few rows have ended: most of the padding is at the left"),
+            ("tokens=30", "few tales end that early, so few rows have ended: most of the padding is on the left"),
         ),
         padding,
     ),
@@ -536,7 +538,10 @@ EXPERIMENTS = (
         ),
         20,
         (
-            ("batch=1", "fewer places in each pass: reading the weights is a larger part, and the cache gains less"),
+            (
+                "batch=1",
+                "fewer places in each pass: reading the weights takes a larger share, and the cache gains less",
+            ),
             ("tokens=32", "the longer the output, the more the cache saves"),
         ),
         cached,
@@ -555,8 +560,14 @@ EXPERIMENTS = (
         ),
         20,
         (
-            ("slots=16", "everybody has a slot, there is nothing to schedule: both take as long as the longest tale"),
-            ("each=1", "the queue is empty sooner, and slots then stay empty for as long: less is gained, or nothing"),
+            (
+                "slots=16",
+                "every tale has a slot and there is nothing to schedule: both take as long as the longest tale",
+            ),
+            (
+                "each=1",
+                "the queue is empty sooner, and then slots stay empty for just as long: the gain is smaller, or zero",
+            ),
         ),
         passes,
     ),
@@ -566,14 +577,14 @@ EXPERIMENTS = (
         "More than fit",
         "A pool of 128 blocks of 16 tokens: the memory of two of stage 4's slots of 1,024 tokens. 64 requests come at "
         "once, each with a prompt of 32 tokens and 64 tokens out. A step computes at most 512 tokens, and one block "
-        "stays free when a request is admitted beside others.",
+        "stays free when a request is admitted while others run.",
         (
             Question("How many requests run in the busiest step?", "at once", "requests"),
             Question("How many times is a request preempted, to be computed again later?", "preempted", "times"),
         ),
         10,
         (
-            ("slots=21", "never more than fit up to their ends: nobody is preempted, but compare the passes"),
+            ("slots=21", "no more than fit up to their ends: none is preempted, but compare the passes"),
             ("blocks=384", "room for all of them"),
         ),
         crowd,
@@ -586,8 +597,8 @@ EXPERIMENTS = (
         "torch's linear layers first; then the weights are packed into panels, and the kernels take over.",
         (
             Question(
-                "What share of the limit does the packed engine reach? At 100 % a token takes as long as it takes to "
-                "read the weights once.",
+                "What share of the limit does the packed engine reach? At 100 % a token takes exactly as long as "
+                "reading the weights once.",
                 "of the limit",
                 "%",
             ),
@@ -605,7 +616,7 @@ EXPERIMENTS = (
         6,
         "The same bits",
         "Four requests, sampled with seeds; GPT-2's sizes with random weights in float32. First each is computed "
-        "alone, its whole prompt in one step. Then one thing changes at a time: it has company; it gets one thread; "
+        "alone, its whole prompt in one step. Then one thing changes at a time: other requests join; one thread runs; "
         "a step takes at most 48 tokens; its prompt is found in the prefix cache; it is preempted and computed "
         "again; blocks have 32 tokens instead of 16. Every bit of every row of logits is compared.",
         (
@@ -617,7 +628,7 @@ EXPERIMENTS = (
         60,
         (
             ("dtype=bfloat16", "three digits instead of seven: where stage 5's numbers change, so may its tokens"),
-            ("model=tinytales", "other sizes, other shapes: does torch choose otherwise?"),
+            ("model=tinytales", "other sizes, other shapes: does torch choose differently?"),
         ),
         same_bits,
     ),
@@ -635,7 +646,7 @@ EXPERIMENTS = (
                 "same numbers",
                 "passes",
             ),
-            Question("And if the draft model draws with random numbers of its own?", "own numbers", "passes"),
+            Question("And if the draft model draws with separate random numbers?", "own numbers", "passes"),
         ),
         10,
         (
@@ -659,8 +670,8 @@ EXPERIMENTS = (
         ),
         20,
         (
-            ("dtype=bfloat16", "against half the bytes, what is left to gain?"),
-            ("requests=128", "arithmetic is nearly all of it: how many products has your CPU room for?"),
+            ("dtype=bfloat16", "compared with half the bytes, what is left to gain?"),
+            ("requests=128", "arithmetic is nearly all of it: how many products can your CPU compute at once?"),
             ("model=tinytales", "a small model stays in the CPU's cache"),
         ),
         quartered,
@@ -670,7 +681,7 @@ EXPERIMENTS = (
         8,
         "What rounding costs",
         "Stage 8 completes the eight openings of examples/prompts.txt greedily, 200 tokens each, with weights in "
-        "float32 and in int8. Then both read the same drawn tales, and say at each place which token is the likeliest.",
+        "float32 and in int8. Then both read the same drawn tales, and predict the likeliest token at each place.",
         (
             Question(
                 "After how many tokens do the two texts of an opening differ for the first time, in the median?",
@@ -678,7 +689,9 @@ EXPERIMENTS = (
                 "tokens",
             ),
             Question(
-                "Of 1,000 places in the same text, at how many is another token the likeliest?", "likeliest", "of 1,000"
+                "Of 1,000 places in the same text, at how many is a different token the likeliest?",
+                "likeliest",
+                "of 1,000",
             ),
         ),
         20,
@@ -686,7 +699,7 @@ EXPERIMENTS = (
             ("tokens=20", "short texts have less time to differ; does the share of places change?"),
             (
                 "dtype=bfloat16",
-                "against weights that are rounded to bfloat16: which of the two is further from float32?",
+                "compared with weights rounded to bfloat16: which of the two is further from float32?",
             ),
         ),
         rounding,

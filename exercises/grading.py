@@ -1,4 +1,4 @@
-"""What a check says: which case was run, what was expected, what came, and the mistake that it looks like."""
+"""What a check says: which case it ran, what it expected, what it got, and the likely mistake."""
 
 import ast
 import linecache
@@ -7,28 +7,28 @@ from numbers import Real
 from pathlib import Path
 from types import FrameType
 
-Mistakes = Mapping[str, object]  # what is said of a wrong answer -> the answer that this mistake gives, or OneOf some
+Mistakes = Mapping[str, object]  # message -> the wrong answer that this mistake gives, or OneOf several
 
 
 class OneOf(tuple):
-    """Answers that one and the same mistake may give."""
+    """Answers that the same mistake may give."""
 
 
 class Wrong(AssertionError):
-    """A wrong answer, told so that one can learn from it. `example` is a program that shows it."""
+    """A wrong answer, with a message to learn from. `example` is a program that reproduces it."""
 
     def __init__(self, case: str, expected: object, got: object, likely: str = "", example: str = ""):
         lines = [f"case:      {case}", f"expected:  {short(expected)}", f"got:       {short(got)}"]
         if likely:
             lines.append(f"likely:    {likely}")
         if example:
-            lines.append(f"Paste this into Python, started in the project's folder, and see:\n\n{example}\n")
+            lines.append(f"Paste this into Python, started in the project's folder, to reproduce it:\n\n{example}\n")
         super().__init__("\n".join(lines))
         self.likely, self.parts = likely, (case, expected, got, likely)
 
 
 def short(value: object, width: int = 300) -> str:
-    """A value as it is shown: a text as it is, numbers without digits that nobody reads, nothing longer than this."""
+    """A value for display: text as it is, numbers without excess digits, and nothing too long."""
     if isinstance(value, str):
         text = value
     elif isinstance(value, float):
@@ -43,7 +43,7 @@ def short(value: object, width: int = 300) -> str:
 
 
 def same(got: object, expected: object, tolerance: float) -> bool:
-    """Equal and of the same type. Floats may be apart by the tolerance, and a whole number will do for a float."""
+    """Equal and of the same type. Floats may differ by the tolerance, and an integer will do for a float."""
     if type(expected) is float:
         number = type(got) in (float, int)
         return number and (got == expected or abs(got - expected) <= tolerance * max(1.0, abs(expected)))
@@ -58,7 +58,7 @@ def same(got: object, expected: object, tolerance: float) -> bool:
 
 
 def alike(a: object, b: object, tolerance: float) -> bool:
-    """The same whatever the types: what a known mistake gives is recognized in a tuple, too."""
+    """Equal whatever the types: a known mistake's answer is recognized in a tuple too."""
     if hasattr(a, "tolist"):
         a = a.tolist()
     if hasattr(b, "tolist"):
@@ -79,8 +79,8 @@ def expect(
     likely: str = "",
     example: str = "",
 ) -> None:
-    """Raise Wrong unless `got` is as expected. It names the known mistake that gives this answer; else `likely`, which
-    is for cases where nothing else can be the reason; else what can be seen of the answer itself."""
+    """Raise Wrong unless `got` is as expected. It names the known mistake that gives this answer; else `likely`, for
+    cases where nothing else can be the reason; else what the answer itself shows."""
     if same(got, expected, tolerance):
         return
     if alike(got, expected, tolerance) and (of_type := type_seen(got, expected)):
@@ -94,28 +94,28 @@ def expect(
 
 
 def require(holds: bool, case: str, expected: object, got: object, likely: str = "") -> None:
-    """Raise Wrong unless something holds that is no plain equality."""
+    """Raise Wrong unless a condition holds that is not a plain equality."""
     if not holds:
         raise Wrong(case, expected, got, likely or seen(got, expected))
 
 
 def seen(got: object, expected: object) -> str:
-    """What is certain about a wrong answer, whatever its reason: it is nothing, or empty, or its rows are shared."""
+    """What is certain about a wrong answer, whatever the reason: it is None or empty, or its rows are shared."""
     if got is None and expected is not None:
-        return "None came back: is a `return` missing?"
+        return "it returned None: is a `return` missing?"
     if not isinstance(got, list | tuple) or not isinstance(expected, list | tuple):
         return NAN if has_nan(got) and not has_nan(expected) else ""
     if not got and expected:
-        return "it is empty: nothing was put into it, or it was emptied before it was returned"
+        return "it is empty: nothing was added, or it was emptied before it was returned"
     if has_nan(got) and not has_nan(expected):
         return NAN
     pairs = list(zip(got, expected, strict=False))
     if any(x is None and y is not None for x, y in pairs):
-        return "there is a None in it: a place that was never filled, or a `return` that is missing"
+        return "it contains a None: an element that was never filled, or a missing `return`"
     for i, (x, wanted) in enumerate(pairs):
         for j, (y, other) in enumerate(pairs[:i]):
             if x is y and isinstance(x, list) and not same(wanted, other, 0):
-                return f"rows {j} and {i} are one list under two names, as in [[]] * 2: what is put into one is in both"
+                return f"rows {j} and {i} are the same list, as in [[]] * 2: what is added to one is in both"
     return ""
 
 
@@ -124,14 +124,14 @@ def type_seen(got: object, expected: object) -> str:
     if isinstance(got, list | tuple) and type(got) is type(expected):
         return next(filter(None, (type_seen(x, y) for x, y in zip(got, expected, strict=True))), "")
     if type(got) is type(expected) and hasattr(got, "dtype") and got.dtype != expected.dtype:
-        return f"its dtype is {got.dtype}, and {expected.dtype} is wanted"
+        return f"its dtype is {got.dtype}; it should be {expected.dtype}"
     if type(got) is type(expected) or (type(got) is int and type(expected) is float):
         return ""
-    more = "; `.tolist()` or `.item()` makes Python's own of it" if hasattr(got, "tolist") else ""
-    return f"the value is right, its type is not: {type(got).__name__}, where {type(expected).__name__} is wanted{more}"
+    more = "; `.tolist()` or `.item()` converts it to Python's types" if hasattr(got, "tolist") else ""
+    return f"the value is right, but its type is {type(got).__name__}; it should be {type(expected).__name__}{more}"
 
 
-NAN = "there is a NaN in it: 0 / 0, inf - inf, or a softmax over nothing but -inf"
+NAN = "it contains a NaN: 0 / 0, inf - inf, or a softmax over nothing but -inf"
 
 
 def has_nan(value: object) -> bool:
@@ -148,17 +148,17 @@ Spot = tuple[FrameType, int, int]  # a frame, the line that it has reached, and 
 def told(error: BaseException, work: Path, test: Path) -> str:
     """An error as a message: the case that was run, what was raised, and the line of the learner's file."""
     case = called(spots_of(error), test, work)
-    none = "'NoneType'" in str(error) and not lines_in(work, spots_of(error))  # the test stumbles over what came back
+    none = "'NoneType'" in str(error) and not lines_in(work, spots_of(error))  # the test fails on what was returned
     lines = [
         *([f"case:      {case}"] if case else []),
         f"got:       {raised_at(error, work)}",
-        *(["likely:    None came back where a value was expected: is a `return` missing?"] if none else []),
+        *(["likely:    it returned None where a value was expected: is a `return` missing?"] if none else []),
     ]
     return "\n".join(lines)
 
 
 def raised_at(error: BaseException, work: Path) -> str:
-    """What an error says, at which line of the learner's file, and that line."""
+    """The error's message, and the line of the learner's file that raised it."""
     line = (lines_in(work, spots_of(error)) or [getattr(error, "lineno", None)])[-1]
     said = f": {error}" if str(error) else ""
     if not line:
@@ -168,14 +168,14 @@ def raised_at(error: BaseException, work: Path) -> str:
 
 
 def where(spots: list[Spot], work: Path, test: Path) -> list[str]:
-    """Of an answer that did not come back: the line that it has reached, and the case that was run."""
+    """For an answer that did not return: the line it had reached, and the case that was run."""
     lines, case = lines_in(work, spots), called(spots, test, work)
     at = at_line(work, [(str(work), line) for line in reversed(lines)])
     return [*filter(None, [at]), *([f"case:      {case}"] if case else [])]
 
 
 def at_line(path: Path, spots: Sequence[tuple[str, int]]) -> str:
-    """The innermost line of this file that was reached, if one was."""
+    """The innermost line of this file that was reached, if any."""
     linecache.checkcache(str(path))
     lines = [line for name, line in spots if name == str(path)][:1]
     return "".join(
@@ -192,14 +192,14 @@ def spots_of(error: BaseException) -> list[Spot]:
 
 
 def lines_in(path: Path, spots: list[Spot]) -> list[int]:
-    """The lines of a file that were reached, the innermost last."""
+    """The lines of a file that were reached, innermost last."""
     return [line for frame, line, _ in spots if frame.f_code.co_filename == str(path)]
 
 
 def called(spots: list[Spot], test: Path, work: Path) -> str:
     """The expression of a test that was being computed, with the values of its variables."""
     files = [frame.f_code.co_filename for frame, _, _ in spots]
-    before = spots[: files.index(str(work))] if str(work) in files else spots  # the answer may call back a test's model
+    before = spots[: files.index(str(work))] if str(work) in files else spots  # the answer may call a test's model
     tests = [spot for spot in before if spot[0].f_code.co_filename == str(test)]
     if not tests:
         return ""
@@ -215,7 +215,7 @@ def called(spots: list[Spot], test: Path, work: Path) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a program has it, if it is not too long; of a large tensor its shape."""
+    """A value as source code if it is not too long; of a large tensor, its shape."""
     if hasattr(value, "numel") and value.numel() > 16:
         return f"a tensor of {list(value.shape)}"
     text = repr(value.tolist() if hasattr(value, "tolist") else value)
@@ -223,7 +223,7 @@ def shown(value: object) -> str:
 
 
 def _source(frame: FrameType, line: int, instruction: int) -> str:
-    """The source of the expression that this instruction computes; before Python 3.11 its whole line."""
+    """The source of the expression that this instruction computes; before Python 3.11, its whole line."""
     if not hasattr(frame.f_code, "co_positions"):
         return linecache.getline(frame.f_code.co_filename, line).strip()
     first, last, begin, end = list(frame.f_code.co_positions())[instruction // 2]

@@ -6,10 +6,10 @@
         work.multiply(x, panels, y, 3, 5)
     fetched["panels"]                     # the pages that a cache of two would have fetched, in order
 
-It is compiled into a library, with traps around each array (see judge.c): whatever reads or writes outside, writes to a
-`const` array, or uses more than 64 KB of stack, ends with words that say where. The functions that can be called, and
-which of their arrays are const, are read from the declarations in the exercise's header, and from `test_N_M_name.c`
-where a test needs functions of its own.
+It is compiled into a library, with traps around each array (see judge.c): an answer that reads or writes outside,
+writes to a `const` array, or uses more than 64 KB of stack ends with a message that says where. The functions that can
+be called, and which of their arrays are const, are read from the declarations in the exercise's header, and from
+`test_N_M_name.c` where a test needs C functions.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ FOLDER = Path(__file__).resolve().parent
 TRAPS = FOLDER / "judge.c"
 X86 = ("-march=native", "-mprefer-vector-width=512") if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ("-O3", *X86, "-fno-math-errno", "-Wall", "-Werror=implicit-function-declaration", "-Werror=return-type")
-LINKED = ("-Wl,-Bsymbolic", "-Wl,-z,defs") if sys.platform == "linux" else ()  # its own functions, and all of them
+LINKED = ("-Wl,-Bsymbolic", "-Wl,-z,defs") if sys.platform == "linux" else ()  # its own functions, and all functions
 COUNTED = ("malloc", "calloc", "realloc", "aligned_alloc", "posix_memalign", "mmap")
 DECLARATION = re.compile(r"^(void|int64_t) (\w+)\(([^)]*)\)(?: \{|;)", re.MULTILINE)
 DONE, OUTSIDE, NOT_WRITTEN = 0, 1, 2
@@ -43,7 +43,7 @@ SIGNALS = {4: "an instruction that this CPU does not have", 6: "abort()", 8: "a 
 
 
 class Given(ctypes.Structure):
-    """An array, as judge.c gets it."""
+    """An array, as it is passed to judge.c."""
 
     _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_int64), ("writable", ctypes.c_int64),
                 ("keep", ctypes.c_int64), ("fetched", ctypes.c_void_p), ("num_fetched", ctypes.c_int64)]  # fmt: skip
@@ -58,7 +58,7 @@ class Stopped(Exception):
 
 
 class CompileError(Exception):
-    """The compiler refuses it."""
+    """The compiler rejects it."""
 
     def __init__(self, text: str, lineno: int | None = None):
         super().__init__(text)
@@ -66,7 +66,7 @@ class CompileError(Exception):
 
 
 class Function(NamedTuple):
-    """The declaration of a C function: its arrays, each with whether it is const, and the names of all arguments."""
+    """The declaration of a C function: its arrays, whether each is const, and the names of all arguments."""
 
     name: str
     arrays: tuple[tuple[str, bool], ...]
@@ -104,12 +104,12 @@ def functions_of(header: str, number: str) -> dict[str, Function]:
 
 @functools.cache
 def kept_folder() -> tempfile.TemporaryDirectory:
-    """For what is compiled once for all answers; it is removed at the end."""
+    """For files that are compiled once for all answers; removed at the end."""
     return tempfile.TemporaryDirectory(prefix="judge-")
 
 
 class Exercise(NamedTuple):
-    """What an answer is compiled with."""
+    """The command that compiles an answer."""
 
     number: str
     header: Path
@@ -131,7 +131,7 @@ class Exercise(NamedTuple):
 
 @functools.cache
 def harness(exercise: Exercise) -> Path:
-    """The object file that runs an answer to this exercise: the traps, and what calls its functions."""
+    """The object file that runs an answer to this exercise: the traps, and the calls of its functions."""
     source = Path(kept_folder().name) / f"calls_{exercise.number.replace('.', '_')}.c"
     text = ["int64_t call(const char *name, void **arrays, const int64_t *numbers) {"]
     text += [*(function.call for function in exercise.functions.values()), "    return 0;", "}", ""]
@@ -144,7 +144,7 @@ def harness(exercise: Exercise) -> Path:
 
 
 class AnswerInC:
-    """The functions of an answer's file, compiled into a folder. Raises what the compiler says if it can't be."""
+    """The functions of an answer's file, compiled into a folder. Raises CompileError with the compiler's message."""
 
     def __init__(self, path: Path, folder: Path):
         self._exercise, self._library = Exercise.of(Path(path)), folder / "answer.so"
@@ -152,10 +152,10 @@ class AnswerInC:
         self._loaded: ctypes.CDLL | None = None
         self._keep: dict[str, int] = {}
         self._fetched: dict[str, list[int]] = {}
-        self.allocated = 0  # bytes that the last call took from malloc and its like
-        self.at_end = True  # whether arrays lie before a trap, or behind one
+        self.allocated = 0  # bytes that the last call allocated, by malloc and the like
+        self.at_end = True  # whether arrays lie before a trap, or after one
         compile_answer(path, folder / "answer.o", *[f"-D{name}=counted_{name}" for name in COUNTED])
-        self.reserved = reserved_in(folder / "answer.o")  # bytes of variables that are static or outside of functions
+        self.reserved = reserved_in(folder / "answer.o")  # bytes of static and global variables
         made = [folder / "answer.o", harness(self._exercise), "-lm", "-o", self._library]
         run_compiler(["-shared", "-pthread", *LINKED, *made], path)
 
@@ -163,7 +163,7 @@ class AnswerInC:
         self._loaded = ctypes.CDLL(str(self._library))
 
     def settle(self) -> None:
-        """After a test: nothing can have changed but what the answer was given to write to."""
+        """After a test: only the arrays that the answer may write to can have changed."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._exercise.functions:
@@ -181,7 +181,7 @@ class AnswerInC:
 
     @contextmanager
     def at_starts(self) -> Iterator[None]:
-        """Arrays begin behind a trap, so that what is read or written before them is found."""
+        """Put a trap before each array, to catch reads and writes before its beginning."""
         self.at_end = False
         try:
             yield
@@ -221,7 +221,7 @@ class AnswerInC:
 
 
 def stop_of(reply: Reply, function: Function, tensors: list[Tensor]) -> Exception:
-    """What a trap has told, as an error."""
+    """What a trap reported, as an error."""
     first, second = reply.first, reply.second
     if reply.kind == NOT_WRITTEN:
         name = ctypes.string_at(first).decode()
@@ -229,21 +229,21 @@ def stop_of(reply: Reply, function: Function, tensors: list[Tensor]) -> Exceptio
         unwritten.function = name
         return unwritten
     if reply.kind != OUTSIDE:
-        where = SIGNALS.get(first, f"address {second:#x}, where there is nothing: a pointer that points nowhere?")
+        where = SIGNALS.get(first, f"address {second:#x}, where no memory is mapped: a stray pointer?")
         return Stopped(where)
     if first == len(tensors):
-        return Stopped("more than 64 KB of the stack: it is for sums, not for a copy or an intermediate result")
+        return Stopped("more than 64 KB of stack: it is for sums, not for a copy or an intermediate result")
     array, const = function.arrays[first]
     size, place = tensors[first].numel(), second // tensors[first].element_size()
     if 0 <= place < size:
-        what = ", and must not change what it is given" if const else ""
+        what = ", which it must not change" if const else ""
         return Stopped(f"{function.name} writes to {array}[{place}]{what}")
     has = f"{array} has {size} numbers, the last is {array}[{size - 1}]"
     return Stopped(f"{function.name} reads or writes {array}[{place}]; {has}")
 
 
 def compile_answer(path: Path, to: Path, *flags: str) -> None:
-    """An answer's file to an object file. Raises CompileError with the compiler's first, and its line."""
+    """An answer's file to an object file. Raises CompileError with the compiler's first error and its line."""
     header = Exercise.of(path).header
     run_compiler(["-fPIC", "-pthread", *flags, f"-I{header.parent}", "-c", path, "-o", to], path)
 
@@ -259,7 +259,7 @@ def reserved_in(path: Path) -> int:
 
 
 def run_compiler(arguments: list, path: Path) -> None:
-    """Run it. Raises CompileError with what it says of this file."""
+    """Run it. Raises CompileError with what it says about this file."""
     command = [*find_compiler(), *FLAGS, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
     if done.returncode:

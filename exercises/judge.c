@@ -1,12 +1,12 @@
-/* What stands around an answer that is written in C: traps on all sides of what it is given.
+/* The harness around a C answer: traps on all sides of its arrays.
  *
- * Each array lies in pages that belong to it alone, between others that nobody may touch. It either ends where the pages
- * after it begin, or begins where those before it end. What is const can't be written. So a read or write outside stops
- * at once, and the reply says at which number of which array. Pages can also be counted: only the last `keep` of an
- * array are open, and each other one that is touched is noted in order, as a cache of that size would fetch it.
+ * Each array lies in its own pages, between protected pages. It either ends where the pages after it begin, or begins
+ * where the pages before it end. Const arrays can't be written. So a read or write outside stops at once, and the reply
+ * says at which element of which array. Pages can also be counted: only the last `keep` pages of an array are open, and
+ * every other page that is touched is recorded in order, as a cache of that size would fetch it.
  *
- * in_c.py compiles this into a library, together with the answer and with a `call` made of the functions' declarations.
- * POSIX alone is needed. */
+ * in_c.py compiles this into a library, together with the answer and a `call` generated from the functions'
+ * declarations. It needs only POSIX. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -21,7 +21,7 @@
 #define STACK (64 << 10) /* bytes that a function may use */
 #define MOST_KEPT 64     /* pages of an array that can be open while they are counted */
 #define NOTES (1 << 16)  /* of pages that were touched */
-#define CLOSED (64 << 20) /* bytes on each side of an array that nobody may touch: they take no memory */
+#define CLOSED (64 << 20) /* protected bytes on each side of an array: they take no memory */
 
 enum { DONE, OUTSIDE, NOT_WRITTEN_YET, SIGNAL }; /* kinds of a reply */
 
@@ -50,7 +50,7 @@ static int64_t num_arrays, page, allocated;
 static int replies[2];
 static char stack_of_signals[1 << 16];
 
-/* The thread that calls this goes no further: nothing could take it back to where it may go on. */
+/* The calling thread stops here: there is no way back to a place where it could continue. */
 _Noreturn static void stop(int64_t kind, int64_t first, int64_t second) {
     const Reply reply = {kind, first, second, allocated};
     if (write(replies[1], &reply, sizeof reply) < 0) _exit(9);
@@ -71,7 +71,7 @@ static int fetched(Array *a, int64_t number) {
     if (!g->keep) return 0;
     const int64_t known = g->num_fetched < g->keep ? g->num_fetched : g->keep;
     for (int64_t i = 0; i < known; i++)
-        if (a->open[i] == number) return 0; /* it is open: this is a write to what is const */
+        if (a->open[i] == number) return 0; /* it is open: this is a write to a const array */
     int64_t *slot = &a->open[g->num_fetched % g->keep];
     if (g->num_fetched >= g->keep) mprotect(a->pages + *slot * page, (size_t)page, PROT_NONE);
     *slot = number;
@@ -94,7 +94,7 @@ static void trap(int number, siginfo_t *info, void *context) {
     stop(SIGNAL, number, (int64_t)(intptr_t)at);
 }
 
-/* Room for an array between pages that are closed. */
+/* Room for an array between protected pages. */
 static void make(Array *a, Given *given, int64_t at_end) {
     const int64_t num_pages = (given->size + page - 1) / page;
     char *room = mmap(NULL, (size_t)(num_pages * page + 2 * CLOSED), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -126,7 +126,7 @@ typedef struct {
 static void *do_call(void *own) {
     void *data[ARRAYS];
     Array *stack = &arrays[num_arrays];
-    const int64_t here = (char *)__builtin_frame_address(0) - stack->pages; /* above it is what the system keeps there */
+    const int64_t here = (char *)__builtin_frame_address(0) - stack->pages; /* above it the system keeps its own data */
     stack->num_pages = (here - STACK) / page;
     protect(stack, PROT_NONE);
     sigaltstack(&(stack_t){.ss_sp = stack_of_signals, .ss_size = sizeof stack_of_signals}, NULL);
@@ -136,8 +136,8 @@ static void *do_call(void *own) {
     return NULL;
 }
 
-/* One call: the arrays are copied between traps, and what was written there is copied back. After a trap they stay as
- * they are: a thread waits in it for ever. */
+/* One call: the arrays are copied between traps, and what was written is copied back. After a trap they are left alone:
+ * a thread waits in it forever. */
 void run(const char *name, Given *given, int64_t count, int64_t at_end, const int64_t *numbers, Reply *reply) {
     struct sigaction action = {.sa_sigaction = trap, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
     const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
@@ -151,7 +151,7 @@ void run(const char *name, Given *given, int64_t count, int64_t at_end, const in
     make(&arrays[count], &of_stack, 0);
     sigset_t alarms, before;
     sigemptyset(&alarms), sigaddset(&alarms, SIGALRM);
-    pthread_sigmask(SIG_BLOCK, &alarms, &before); /* they are for threads that a test makes */
+    pthread_sigmask(SIG_BLOCK, &alarms, &before); /* they are for threads that a test creates */
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstack(&attributes, arrays[count].pages, (size_t)(arrays[count].num_pages * page));

@@ -1,13 +1,13 @@
-"""An answer as a test sees it: its module, with a look at what its functions do beside returning something.
+"""An answer as a test sees it: its module, plus what its functions do besides returning a value.
 
     work = Answer(path)
     work.sample([1.0, 2.0], 0.5)          # a function of the answer's file
-    allocator = work.Allocator(8, 4)      # an object of the answer's, whose methods are looked at in the same way
+    allocator = work.Allocator(8, 4)      # an object of the answer's, whose methods are watched in the same way
     allocator.allocate("a", 3)
 
-What a call returns is a copy of what the answer returned: later calls don't change it, and `reread` shows whether they
-have changed the answer's own. After a test `settle` says whether an argument was changed, or a list that came back.
-Test and answer are in one process (see child.py): an answer that wants to deceive its test can.
+A call returns a copy of what the answer returned: later calls don't change it, and `reread` shows whether they changed
+the original. After a test, `settle` says whether an argument or a returned list was changed.
+Test and answer share a process (see child.py): an answer that wants to deceive its test can.
 """
 
 import sys
@@ -34,7 +34,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def frozen(value: Any) -> Any:
-    """What is in it now, to be compared later."""
+    """Its current contents, to be compared later."""
     if type(value) in (list, tuple):
         return type(value), [frozen(item) for item in value]
     if type(value) is dict:
@@ -48,13 +48,13 @@ def frozen(value: Any) -> Any:
 
 
 class Object:
-    """An object or a class of the answer's. What is done to it, it does."""
+    """An object or class of the answer's. Forwards everything to it."""
 
     def __init__(self, answer: "Answer", target: Any):
         vars(self).update(_answer=answer, _target=target)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("tolist", "numel", "dtype"):  # by which a message knows a tensor
+        if name.startswith("__") or name in ("tolist", "numel", "dtype"):  # by which a message recognizes a tensor
             raise AttributeError(name)
         return self._answer._got(self._target, name)
 
@@ -86,7 +86,7 @@ class Object:
 
 
 class Items:
-    """An iterator that is given to an answer: it counts how many of its tensors are still there when it is asked."""
+    """An iterator that is passed to an answer: at each step it counts how many of its tensors are still alive."""
 
     def __init__(self, answer: "Answer", items: Iterator):
         self.answer, self.items, self.made = answer, items, []
@@ -104,7 +104,7 @@ class Items:
 
 
 class Answer:
-    """The module in an answer's file. It is run when it is first asked for anything."""
+    """The module in an answer's file, executed when its first attribute is read."""
 
     def __init__(self, path: Path):
         self._path, self._module = Path(path), None
@@ -123,7 +123,7 @@ class Answer:
         """Run the answer's file. Raises what it raises."""
         name = f"exercise_{self._path.stem}"
         code = compile(self._path.read_bytes(), str(self._path), "exec")
-        self._module = sys.modules[name] = types.ModuleType(name)  # dataclasses look their module up
+        self._module = sys.modules[name] = types.ModuleType(name)  # dataclasses look up their module
         self._module.__file__ = str(self._path)
         exec(code, vars(self._module))
 
@@ -134,30 +134,30 @@ class Answer:
             self.load()
         return self._got(self._module, name)
 
-    # What tests look at beside values
+    # What tests look at besides values
 
     def reread(self, result: Any) -> Any:
-        """What is by now in a list or tensor that came back earlier."""
+        """The current contents of a list or tensor that was returned earlier."""
         return self._shown(self._results[id(result)][1])
 
     def one(self, a: Any, b: Any) -> bool:
-        """Whether two results are one object of the answer's."""
+        """Whether two results are the same object in the answer."""
         return self._results[id(a)][1] is self._results[id(b)][1]
 
     def write(self, result: Any, part: int, at: Any, value: Any) -> None:
-        """Write into a part of a tuple that came back earlier."""
+        """Write into a part of a tuple that was returned earlier."""
         self._results[id(result)][1][part][at] = value
 
     def each(self, thing: Object, name: str, calls: list[tuple]) -> list:
-        """Many calls of a method, whose arguments are not looked at afterwards."""
+        """Many calls of a method, without checking their arguments afterwards."""
         method = getattr(thing._target, name)
         return self._shown([self._run(method, args, {}) for args in calls])
 
     @contextmanager
     def measured(self) -> Iterator[SimpleNamespace]:
-        """What the calls in this block do on the way: torch's operations, the most numbers in a tensor that one of them
-        made, bytes that they wrote, tensors turned into Python's numbers; instructions in the answer's file; bytes of
-        Python's memory that were taken at once; seconds of computing."""
+        """What the calls in this block do: torch's operations, the size of the largest tensor that one of them made,
+        bytes that they wrote, tensors turned into Python numbers; instructions in the answer's file; peak bytes of
+        Python's memory; seconds of computing."""
         self._measured = SimpleNamespace(
             operations=0, largest=0, moved=0, in_python=0, instructions=0, allocated=0, seconds=0.0
         )
@@ -167,18 +167,18 @@ class Answer:
             self._measured = None
 
     def settle(self) -> None:
-        """After a test: let go of all objects. Raises Wrong where something changed that no test looked at."""
-        changed, case = self._changed, "what was given to it, afterwards"
+        """After a test: release all objects. Raises Wrong if something changed that no test looked at."""
+        changed, case = self._changed, "its argument, afterwards"
         if any(frozen(value) != before for value, before in self._returned):
-            changed, case = True, "a list that came back, after later calls"
+            changed, case = True, "a returned list, after later calls"
         self._forget()
         if changed:
-            raise Wrong(case, "as it was", "changed", "the caller goes on with it: make a new one for each result")
+            raise Wrong(case, "as it was", "changed", "the caller goes on using it: make a new one for each result")
 
     # Between a test and the answer
 
     def _got(self, target: Any, name: str) -> Any:
-        """An attribute: what is called is looked at."""
+        """An attribute: calls are watched."""
         value = getattr(target, name)
         if callable(value) and not isinstance(value, type):
             return lambda *args, **kwargs: self._call(value, args, kwargs)
@@ -192,7 +192,7 @@ class Answer:
         for was, now, seen in zip(before, values, [*args, *kwargs.values()], strict=True):
             if frozen(now) != was:
                 self._changed = True
-                if now is not seen and type(now) is list:  # a list of objects: the test has another one
+                if now is not seen and type(now) is list:  # a list of objects: the test has a different list
                     seen[:] = map(self._shown, now)
         self._changed = self._changed or (type(value) is list and any(value is other for other in values))
         result = self._shown(value)
@@ -216,7 +216,7 @@ class Answer:
         return Items(self, value) if hasattr(value, "__next__") else value
 
     def _shown(self, value: Any, met: dict[int, Any] | None = None) -> Any:
-        """A value as the test gets it: a copy, in which what was one object is one object."""
+        """A value as the test gets it: a copy that preserves which parts are the same object."""
         met = {} if met is None else met
         if id(value) in met:
             return met[id(value)]
@@ -243,7 +243,7 @@ class Answer:
 
 
 def measure(function: Callable, path: str, said: SimpleNamespace) -> Any:
-    """Call it, and add to what is said of it."""
+    """Call it, and add to the measurements."""
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         if frame.f_code.co_filename != path:
@@ -272,7 +272,7 @@ def measure(function: Callable, path: str, said: SimpleNamespace) -> Any:
 
 
 def in_torch(function: Callable, said: SimpleNamespace) -> Any:
-    """Call it, and count what torch is asked for."""
+    """Call it, and count the torch operations."""
     from torch.overrides import TorchFunctionMode
 
     def of(values: Any) -> list:

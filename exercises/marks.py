@@ -5,13 +5,13 @@ python -m exercises grade class/* --table marks.csv # or as CSV, for a spreadshe
 python -m exercises grade class/* --messages told   # and a message for each learner: told/class-anna.md
 python -m exercises grade anna --only 2.1 2.3 milestone-4 capstone predictions
 
-A folder is a learner's checkout, or just has the files of the answers in it, at any depth. Only the answers are taken
-from there, the newest of each, and they run in a copy of this checkout's exercises in which there are no solutions.
-Folders are graded side by side.
+A folder is a learner's checkout, or just contains the answers' files, at any depth. Only the answers are taken from
+there, the newest of each, and they run in a copy of this checkout's exercises without the solutions. Folders are graded
+in parallel.
 
 Every exercise has a column. Milestones, the capstone and the predictions have one if some folder has them: engines that
-`start` made, each for the milestone that it was started at; `llama.py`; and the learner's record, `.exercises.json`,
-which counts for nothing else and is not written.
+`start` made, each for the milestone at which it was started; `llama.py`; and the learner's record, `.exercises.json`,
+which is used for nothing else and is not written.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from .catalogue import FOLDER, PROGRESS, Grade, exercises, grade
 from .milestones import MILESTONES
 from .skeletons import RECORD, own_files, read_record
 
-PATIENCE = 60.0  # seconds by the clock that one test of an answer may take
+PATIENCE = 60.0  # wall-clock seconds that one test of an answer may take
 MILESTONE = {f"milestone-{milestone.number}": milestone for milestone in MILESTONES}
 CAPSTONE, PREDICTIONS = FOLDER / "capstone" / "llama.py", "predictions"
 TITLES = {
@@ -41,12 +41,13 @@ TITLES = {
     **{name: milestone.title for name, milestone in MILESTONE.items()},
     "capstone": "load a Llama",
     PREDICTIONS: "said, and compared",
-}  # of all columns, in their order
+}  # of all columns, in order
 
 
 def answers_in(folder: Path, names: Sequence[str]) -> dict[str, Path]:
-    """What a learner's folder has of these columns, no link and no solution. Of several files the newest in its own
-    folder that is not as it was handed out, or else the newest; of several engines the one that was changed last."""
+    """The files in a learner's folder for these columns, without links and solutions. Of several files take the newest
+    one in its usual folder that differs from the handed-out one, else the newest; of several engines, the last
+    changed."""
     found: dict[str, list[Path]] = {}
     for where, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name[0] != "." and name not in ("solutions", "site-packages")]
@@ -74,12 +75,12 @@ def answers_in(folder: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 def skeleton_of(name: str) -> Path | None:
-    """The file that a learner writes into, as it is handed out; None if the column is not about one file."""
+    """The file that a learner fills in, as it was handed out; None if the column is not about one file."""
     return exercises()[name].work if name in exercises() else CAPSTONE if name == "capstone" else None
 
 
 def changed(engine: Path) -> tuple[float, Path]:
-    """When an engine was changed last; one that is as `start` made it is the oldest of all."""
+    """When an engine was last changed; an unchanged skeleton counts as the oldest."""
     return max(((engine / name).stat().st_mtime for name in own_files(engine)), default=0.0), engine
 
 
@@ -93,7 +94,7 @@ def grade_folders(
     """The grade of each column by name, for each folder; the state is "missing" if there is no file.
 
     answers: of each folder.
-    jobs: folders at the same time.
+    jobs: number of folders graded at the same time.
     tell: gets the grades so far, whenever a folder is done.
     """
     done: dict[str, dict[str, Grade]] = {}
@@ -120,14 +121,14 @@ def grade_folder(answers: Mapping[str, Path], names: Sequence[str], patience: fl
 
 
 def grade_here() -> None:
-    """What `grade_folder` runs in the copy: the answers of a folder take the learner's place there."""
+    """What `grade_folder` runs in the copy, where a folder's answers replace the learner's files."""
     answers, patience = json.loads(sys.argv[1])
     grades = {name: asdict(grade_answer(name, Path(path), patience)) for name, path in answers.items()}
     Path("results.json").write_text(json.dumps(grades), encoding="utf-8")
 
 
 def grade_answer(name: str, answer: Path, patience: float) -> Grade:
-    """The grade of one answer, which is copied to where its column has it."""
+    """The grade of one answer, after copying it to where its column expects it."""
     if name == PREDICTIONS:
         shutil.copy(answer, PROGRESS)
         try:
@@ -150,12 +151,12 @@ def grade_answer(name: str, answer: Path, patience: float) -> Grade:
 
 
 def not_followed(folder: str, names: list[str]) -> list[str]:
-    """What of an engine is not copied: links, and what Python has compiled."""
+    """What is not copied with an engine: links, and what Python has compiled."""
     return [name for name in names if name == "__pycache__" or Path(folder, name).is_symlink()]
 
 
 def copies(answers: Mapping[Path, Mapping[str, Path]], names: Sequence[str]) -> dict[tuple[str, str], str]:
-    """(folder, column) -> an earlier folder whose file is the same, byte for byte, and not what was handed out."""
+    """(folder, column) -> an earlier folder whose file is identical, and not the one that was handed out."""
     found: dict[tuple[str, str], str] = {}
     for name in names:
         skeleton, first = skeleton_of(name), {}
@@ -168,13 +169,13 @@ def copies(answers: Mapping[Path, Mapping[str, Path]], names: Sequence[str]) -> 
 
 
 def cell(result: Grade) -> str:
-    """A grade as a table has it: how many tests pass, if not all do."""
+    """A grade as shown in a table: how many tests pass, if not all do."""
     count = f" {result.num_passed}/{result.num_tests}" if result.state != "passed" and result.num_tests else ""
     return result.state + count
 
 
 def table(grades: dict[str, dict[str, Grade]], kind: str, same: Mapping[tuple[str, str], str] | None = None) -> str:
-    """A row for each folder: its name, how many columns are passed, and each of them."""
+    """A row for each folder: its name, how many columns passed, and each of them."""
     numbers = list(next(iter(grades.values())))
     rows = [["folder", "passed", *numbers]]
     for folder, results in grades.items():
@@ -192,7 +193,7 @@ def table(grades: dict[str, dict[str, Grade]], kind: str, same: Mapping[tuple[st
 
 
 def message(results: dict[str, Grade]) -> str:
-    """What a learner is told: what is passed, and of each other answer what its check says."""
+    """The message for a learner: what passed, and what the checks say about the other answers."""
     passed = [number for number, result in results.items() if result.state == "passed"]
     parts = [f"{len(passed)} of {len(results)} passed: {', '.join(passed) or 'none'}."]
     for number, result in results.items():
@@ -213,7 +214,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--messages", type=Path, metavar="DIRECTORY", help="write a message for each learner here")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="folders at once")
     parser.add_argument(
-        "--patience", type=float, default=PATIENCE, metavar="SECONDS", help="that a test of an answer may take"
+        "--patience", type=float, default=PATIENCE, metavar="SECONDS", help="that one test of an answer may take"
     )
     args = parser.parse_args(argv)
     if unknown := [name for name in args.only or () if name not in TITLES]:
@@ -224,7 +225,7 @@ def main(argv: list[str]) -> int:
     if args.jobs < 1 or not args.patience > 0:
         parser.error(f"--jobs and --patience take numbers above 0, got {args.jobs} and {args.patience}")
     if missing := [folder for folder in args.folders if not folder.is_dir()]:
-        raise ValueError(f"{missing[0]} is no folder")
+        raise ValueError(f"{missing[0]} is not a folder")
     answers = {folder: answers_in(folder, args.only or list(TITLES)) for folder in args.folders}
     names = args.only or [name for name in TITLES if name in exercises() or any(name in of for of in answers.values())]
     kind, same = getattr(args.table, "suffix", ""), copies(answers, names)

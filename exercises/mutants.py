@@ -1,13 +1,13 @@
-"""Wrong answers by machine: each solution, with one thing in it changed (tools/mutants.py).
+"""Wrong answers made by machine: each solution with one thing changed (tools/mutants.py).
 
-    python -m exercises.mutants                   # of all exercises; prints what survives, and a table
-    python -m exercises.mutants 5.1 milestone-5   # of some; milestone-1 to milestone-8 and capstone are others
+    python -m exercises.mutants                   # all exercises; prints the survivors, and a table
+    python -m exercises.mutants 5.1 milestone-5   # some of them; also milestone-1 to milestone-8, and capstone
     python -m exercises.mutants --share 0.1       # a share of them, picked by a seed
-    python -m exercises.mutants --list 2.4        # only say what they are
+    python -m exercises.mutants --list 2.4        # only list them
 
-A mutant is killed when the tests fail and say why. Of a milestone's stage the functions that a learner writes are
-changed. One that they can't tell from the solution is equivalent:
-it is listed, with its reason, in `exercises/equivalent_mutants.txt`. Any other that survives is a hole in the tests.
+A mutant is killed when the tests fail and say why. For a milestone, the functions that a learner writes are mutated. A
+mutant that no test can tell from the solution is equivalent: it is listed, with the reason, in
+`exercises/equivalent_mutants.txt`. Any other survivor is a gap in the tests.
 """
 
 import argparse
@@ -35,12 +35,12 @@ KINDS = ("made", "killed", "equivalent", "survived")
 
 @dataclass(frozen=True)
 class Whole:
-    """What is graded as a directory: an engine for a milestone, or the capstone.
+    """Something that is graded as a directory: an engine for a milestone, or the capstone.
 
     Attributes:
         solution: the directory that has it.
         to_write: file -> the functions that a learner writes.
-        grade: of a directory like it.
+        grade: grades such a directory.
     """
 
     number: str
@@ -49,7 +49,7 @@ class Whole:
     grade: Callable[[Path], Grade]
 
     def mutants(self) -> list[Mutant]:
-        """All but those that hardly show; `where` begins with the file."""
+        """All except those that hardly show; `where` begins with the file."""
         made = [
             mutant._replace(where=f"{name} {mutant.where}")
             for name, names in self.to_write.items()
@@ -63,7 +63,7 @@ class Whole:
             directory = Path(shutil.copytree(self.solution, Path(folder) / "engine"))
             path = directory / mutant.where.split()[0]
             path.write_text(mutant.text, encoding="utf-8")
-            for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):  # the source's time may be the same
+            for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):  # the source may have the same timestamp
                 compiled.unlink()
             return self.grade(directory)
 
@@ -71,7 +71,7 @@ class Whole:
 @functools.cache
 def wholes() -> dict[str, Whole]:
     """The milestones and the capstone by name."""
-    from exercises.capstone.check import grade_file  # not before they are needed: they import torch
+    from exercises.capstone.check import grade_file  # imported late: they import torch
     from exercises.milestones.run import grade_engine
 
     def graded(milestone: Milestone, engine: Path) -> Grade:
@@ -102,7 +102,7 @@ def wholes() -> dict[str, Whole]:
 
 
 def mutants(exercise: Exercise | Whole) -> list[Mutant]:
-    """All of an exercise, a milestone or the capstone."""
+    """All mutants of an exercise, a milestone or the capstone."""
     if isinstance(exercise, Whole):
         return exercise.mutants()
     source = exercise.solution_text
@@ -112,18 +112,18 @@ def mutants(exercise: Exercise | Whole) -> list[Mutant]:
 
 
 def has_function(exercise: Exercise, name: str) -> bool:
-    """Whether the learner's file has it: what only the solution has is not called by the tests."""
+    """Whether the learner's file has it too: tests don't call what only the solution has."""
     skeleton = exercise.work.read_text(encoding="utf-8")
     return f"{'' if exercise.work.suffix == '.c' else 'def '}{name.split('.')[-1]}(" in skeleton
 
 
 def is_undefined(exercise: Exercise | Whole) -> bool:
-    """Whether mutants may do what C does not define: one compiler's program shows it and another's does not."""
+    """Whether mutants may have undefined behavior in C: one compiler's program shows it, another's does not."""
     return isinstance(exercise, Exercise) and exercise.work.suffix == ".c"
 
 
 def listed() -> dict[tuple[str, str], str]:
-    """(exercise, mutant) -> why it is equivalent. A name that ends in * stands for all that begin like it."""
+    """(exercise, mutant) -> why it is equivalent. A name that ends in * stands for all names with that prefix."""
     found = {}
     for line in EQUIVALENT.read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
@@ -170,10 +170,10 @@ def main() -> int:
     )
     parser.add_argument("--share", type=float, default=1.0, help="of the mutants of each exercise")
     parser.add_argument("--seed", type=int, default=0, help="which share")
-    parser.add_argument("--list", action="store_true", help="only say what they are")
-    parser.add_argument("--words", action="store_true", help="say what each of them is told")
+    parser.add_argument("--list", action="store_true", help="only list them")
+    parser.add_argument("--words", action="store_true", help="show the message that each one gets")
     args = parser.parse_args()
-    examples.SIMPLER = 0  # nobody reads the examples
+    examples.SIMPLER = 0  # examples are not needed here
     counts: dict[str, Counter[str]] = {}
     for exercise, mutant in chosen(args.numbers, args.share, args.seed):
         if args.list:

@@ -1,10 +1,10 @@
-"""A prediction before the experiment: said, kept, compared and explained.
+"""A prediction before the experiment: made, kept, compared and explained.
 
-python -m exercises predict                      # the experiments, what you said and what came
+python -m exercises predict                      # the experiments, your predictions and the results
 python -m exercises predict 4                    # asks for your prediction, runs the experiment and compares
 python -m exercises predict 4 --say 900 1400     # the same without asking
-python -m exercises predict 4 --with slots=8     # the experiment again, changed; when it is compared as it stands
-python -m exercises predict bits                 # an experiment that has a name: bits is of stage 6, loss of stage 8
+python -m exercises predict 4 --with slots=8     # the experiment again, changed; once the unchanged one is compared
+python -m exercises predict bits                 # named experiments: bits belongs to stage 6, loss to stage 8
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from .catalogue import Grade, progress, read_progress
 from .experiments import EXPERIMENTS, Experiment, Outcome, Question
 
-WIDTH = 100  # of what is told, in columns
+WIDTH = 100  # of the output, in columns
 
 
 def main(argv: list[str]) -> int:
@@ -31,10 +31,10 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.name is None:
         if args.say or args.changes:
-            parser.error("of which experiment? For example: predict 4 --say 900 1400")
+            parser.error("for which experiment? For example: predict 4 --say 900 1400")
         return show_all()
     if args.say and args.changes:
-        parser.error("--say is for the experiment as it stands, --with changes it: one at a time")
+        parser.error("--say is for the unchanged experiment and --with changes it: use one at a time")
     experiment = known[args.name]
     return change(experiment, args.changes) if args.changes else predict(experiment, args.say)
 
@@ -49,29 +49,31 @@ def predict(experiment: Experiment, said: list[str] | None) -> int:
         lock(experiment, [ask(question) for question in experiment.questions])
     record = record_of(experiment)
     kept = f"Kept at {record['predicted_at']}: {in_words(experiment, record['predictions'])}."
-    show(f"\n{kept} The experiment runs, for about {experiment.seconds} seconds ...\n", flush=True)
+    show(f"\n{kept} Running the experiment, about {experiment.seconds} seconds ...\n", flush=True)
     results, why = run(experiment)
     record = compare(experiment, results)
-    show_table(experiment, "you said", record["predictions"], "it came to", results)
+    show_table(experiment, "you said", record["predictions"], "the result", results)
     explain(experiment, why)
     return 0
 
 
 def run(experiment: Experiment, **arguments: int | str) -> Outcome:
-    """Raises ValueError, in one line, if there is no memory for it, or a kernel can't be had."""
+    """Raises ValueError with a one-line message if memory runs out or a kernel is not available."""
     try:
         return experiment.run(**arguments)
-    except (RuntimeError, MemoryError) as error:  # torch says it with a RuntimeError
+    except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError
         what = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"the experiment ended early, your prediction is kept: {what[0]}") from None
+        raise ValueError(f"the experiment failed; your prediction is kept: {what[0]}") from None
 
 
 def change(experiment: Experiment, changes: list[str]) -> int:
-    """Run the experiment with other arguments. What was said and compared stays."""
+    """Run the experiment with other arguments. The recorded prediction and result stay."""
     arguments = parse_changes(experiment, changes)
     record = record_of(experiment)
     if "compared_at" not in record:
-        raise ValueError(f"no prediction is compared yet; first `python -m exercises predict {experiment.name}`")
+        raise ValueError(
+            f"no prediction has been compared yet; first run `python -m exercises predict {experiment.name}`"
+        )
     results, why = run(experiment, **arguments)
     show(f"Stage {experiment.stage}: {experiment.title}, with {', '.join(changes)}\n")
     show_table(experiment, "before", record["results"], "now", results, judge=False)
@@ -89,7 +91,7 @@ def show_all() -> int:
 
 
 def grade() -> Grade:
-    """How many of the predictions are compared, and all of them in words, for a teacher's table."""
+    """How many predictions were compared, and all of them in words, for a teacher's table."""
     records = read_progress()
     compared = sum("compared_at" in whole(of, records.get(key(of), {})) for of in EXPERIMENTS)
     state = "passed" if compared == len(EXPERIMENTS) else "unfinished"
@@ -97,13 +99,13 @@ def grade() -> Grade:
 
 
 def line(experiment: Experiment, records: dict[str, dict]) -> str:
-    """An experiment and its state, as lists show it."""
+    """An experiment and its state, as shown in a list."""
     record = whole(experiment, records.get(key(experiment), {}))
     state = "not predicted"
     if "predictions" in record:
         state = f"said {values(record['predictions'])}"
     if "results" in record:
-        state += f"; it came to {values(record['results'])}"
+        state += f"; the result was {values(record['results'])}"
     mark = "✓" if "results" in record else " "
     return f"{mark} predict {experiment.name:4}  {experiment.title:40}  {state}"
 
@@ -112,14 +114,14 @@ def line(experiment: Experiment, records: dict[str, dict]) -> str:
 
 
 def ask(question: Question) -> float:
-    """A learner's answer; on a terminal again, until it is a number."""
+    """A learner's answer; on a terminal, ask again until it is a number."""
     while True:
         show(f"\n{question.text}")
         print(f"  your prediction ({question.unit}): ", end="", flush=True)
         answer = sys.stdin.readline() if sys.stdin is not None else ""
         if not answer:
             print()
-            raise ValueError("stdin ended before you said a number; `--say` takes your prediction without asking")
+            raise ValueError("stdin ended before you gave a number; `--say` takes your prediction without asking")
         try:
             return number(answer)
         except ValueError as error:
@@ -129,18 +131,18 @@ def ask(question: Question) -> float:
 
 
 def number(text: str) -> float:
-    """A prediction: not negative, and finite. A `%` or `x` behind it is allowed. Raises ValueError."""
+    """A prediction: not negative, and finite. A `%` or `x` after it is allowed. Raises ValueError."""
     try:
         value = float(text.strip().rstrip("%x× "))
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise ValueError(f"a prediction is a number of 0 or more, such as 12 or 1.5; got {text.strip()!r:.80}")
+        raise ValueError(f"a prediction is a number, 0 or more, such as 12 or 1.5; got {text.strip()!r:.80}")
     return value
 
 
 def parse_changes(experiment: Experiment, changes: list[str]) -> dict[str, int | str]:
-    """The arguments of a run. Raises ValueError if it has no such argument, or the value is of another kind."""
+    """The arguments of a run. Raises ValueError if it has no such argument or the value has the wrong type."""
     known = {name: p.default for name, p in inspect.signature(experiment.run).parameters.items()}
     arguments: dict[str, int | str] = {}
     for text in changes:
@@ -161,7 +163,7 @@ def key(experiment: Experiment) -> str:
 
 
 def whole(experiment: Experiment, record: dict) -> dict:
-    """A record, if it is of as many questions as there are; else it is of another edition of the experiment."""
+    """A record, if it has as many answers as there are questions; else it is from an older experiment."""
     lists = [record[name] for name in ("predictions", "results") if name in record]
     return record if all(len(values) == len(experiment.questions) for values in lists) else {}
 
@@ -171,15 +173,15 @@ def record_of(experiment: Experiment) -> dict:
 
 
 def lock(experiment: Experiment, predictions: list[float]) -> None:
-    """Keep a prediction, with the time. Raises ValueError if there is one that was compared, or the number of answers
-    is wrong."""
+    """Keep a prediction, with the time. Raises ValueError if one was compared already, or the number of answers is
+    wrong."""
     if len(predictions) != len(experiment.questions):
         names = "; ".join(question.name for question in experiment.questions)
-        raise ValueError(f"{len(experiment.questions)} numbers are asked for ({names}), got {len(predictions)}")
+        raise ValueError(f"expected {len(experiment.questions)} numbers ({names}), got {len(predictions)}")
     with progress(key(experiment)) as record:
         if "compared_at" in whole(experiment, record):
             raise ValueError(
-                f"your prediction of {record['predicted_at']} was compared, so it stays: "
+                f"your prediction of {record['predicted_at']} was compared already, so it stays: "
                 f"{in_words(experiment, record['predictions'])}; without --say the experiment runs again"
             )
         record.clear()
@@ -187,8 +189,8 @@ def lock(experiment: Experiment, predictions: list[float]) -> None:
 
 
 def compare(experiment: Experiment, results: list[float]) -> dict:
-    """Keep what came of the experiment; from then on the prediction can't be changed. Returns the record, which keeps
-    the results of the first time."""
+    """Keep the experiment's results; from then on the prediction can't be changed. Returns the record, which keeps the
+    first run's results."""
     with progress(key(experiment)) as record:
         record.setdefault("results", [float(result) for result in results])
         record.setdefault("compared_at", now())
@@ -205,7 +207,7 @@ def now() -> str:
 def show_table(
     experiment: Experiment, left: str, before: list[float], right: str, after: list[float], judge: bool = True
 ) -> None:
-    """A line for each question: the two numbers, and by which factor they differ."""
+    """A line for each question: the two numbers, and the factor between them."""
     print(f"  {'':20}{left:>12}{right:>12}")
     for question, a, b in zip(experiment.questions, before, after, strict=True):
         verdict = f"   {judged(a, b)}" if judge else ""
@@ -214,9 +216,9 @@ def show_table(
 
 
 def judged(said: float, came: float) -> str:
-    """By which factor a prediction is off, and in which direction."""
+    """The factor by which a prediction is off, and in which direction."""
     if said == came:
-        return "you said it exactly"
+        return "exactly right"
     if min(said, came) == 0 or math.isinf(came):
         return "too high" if said > came else "too low"
     factor, direction = (said / came, "high") if said > came else (came / said, "low")
@@ -234,7 +236,7 @@ def explain(experiment: Experiment, why: list[str]) -> None:
 
 
 def show(text: str, indent: str = "", flush: bool = False) -> None:
-    """Print a paragraph in lines that can be read; what stands before and behind it stays."""
+    """Print a paragraph, wrapped; white space before and after it stays."""
     body = text.strip("\n")
     before, after = text[: len(text) - len(text.lstrip("\n"))], text[len(text.rstrip("\n")) :]
     print(before + textwrap.fill(body, WIDTH, initial_indent=indent, subsequent_indent=indent) + after, flush=flush)

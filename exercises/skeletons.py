@@ -1,7 +1,7 @@
-"""Skeletons of an engine to build oneself, made from the stage that has it: `python -m exercises start 3`.
+"""Skeletons of an engine to build, made from the stage that has it: `python -m exercises start 3`.
 
-Of the functions that carry a milestone's idea (milestones/__init__.py lists them) the signature and the docstring stay;
-everything else is the stage's own file. So nothing is written twice, and a skeleton is as new as its stage.
+The functions that carry a milestone's idea (milestones/__init__.py lists them) keep their signature and docstring;
+everything else is copied from the stage. So nothing is written twice, and a skeleton is always up to date.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from tools.sync_stages import IGNORED, ROOT, stage_files
 
 from .milestones import MILESTONES, Milestone
 
-RECORD = ".start.json"  # in the engine's directory: which milestone it was started at, and what was put there
+RECORD = ".start.json"  # in the engine's directory: the milestone at which it was started, and what was put there
 BLANK = "raise NotImplementedError"
 VERBS = (  # in the skeleton of every `step`
-    "# build: who is in this step, as a Batch (from milestone 4 on, schedule decides who)",
+    "# build: the requests of this step, as a Batch (from milestone 4 on, schedule chooses them)",
     "# forward: the batch through the model, to logits",
     "# sample: the logits to a token for each request that is ready for one",
     "# commit: the tokens to their requests",
@@ -39,9 +39,9 @@ def functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
 
 
 def blanked(source: str, names: Iterable[str], later: dict[str, str]) -> str:
-    """A file with only the signatures and docstrings of these functions, the rest of it as it is.
+    """A file with only the signatures and docstrings of these functions, otherwise unchanged.
 
-    later: functions that a later milestone fills -> what stands in them until then.
+    later: functions that a later milestone fills in -> their body until then.
     Raises ValueError if it has no such function.
     """
     found, lines = functions(ast.parse(source)), source.splitlines()
@@ -57,7 +57,7 @@ def blanked(source: str, names: Iterable[str], later: dict[str, str]) -> str:
 
 
 def skeleton(milestone: Milestone) -> dict[str, bytes]:
-    """The files of a skeleton: those of the milestone's stage, its idea left out."""
+    """The files of a skeleton: the milestone's stage without its idea."""
     files = {name: (ROOT / milestone.stage / name).read_bytes() for name in stage_files(ROOT / milestone.stage)}
     del files["README.md"]
     for name, to_write in milestone.to_write.items():
@@ -74,7 +74,7 @@ def digest(content: bytes) -> str:
 
 
 def read_record(directory: Path) -> tuple[int, dict[str, str]]:
-    """(the milestone that a directory was started at, file -> digest of what was put there); (0, {}) if it was not."""
+    """(the milestone at which a directory was started, file -> digest of what was put there); (0, {}) if it was not."""
     try:
         record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
         return record["milestone"], dict(record["files"])
@@ -83,7 +83,7 @@ def read_record(directory: Path) -> tuple[int, dict[str, str]]:
 
 
 def own_files(directory: Path) -> set[str]:
-    """The files in which somebody's work is: those that are not as `start` put them there."""
+    """The files with somebody's work: those that differ from what `start` put there."""
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"{directory} is a file; an engine is a directory")
     put = read_record(directory)[1]
@@ -92,7 +92,7 @@ def own_files(directory: Path) -> set[str]:
 
 
 def free_name(directory: Path) -> Path:
-    """Where a directory may be moved to: mine-1, mine-2 …"""
+    """A free name to move a directory to: mine-1, mine-2 …"""
     number = 1
     while directory.with_name(f"{directory.name}-{number}").exists():
         number += 1
@@ -100,9 +100,9 @@ def free_name(directory: Path) -> Path:
 
 
 def kept_files(directory: Path, own: set[str], milestone: Milestone) -> tuple[dict[str, bytes], list[str]]:
-    """(the learner's files that go on being theirs, those that do not because something in them is not written yet).
+    """(the learner's files that are carried over, those that are not because something in them is not written yet).
 
-    A file goes on if this milestone's stage has it exactly as the stage before had it: nothing in it has to change.
+    A file is carried over if it is identical in this milestone's stage and the stage before: nothing has to change.
     """
     number = read_record(directory)[0]
     if not 0 < number < milestone.number:
@@ -136,14 +136,14 @@ def is_written(content: bytes, names: Iterable[str]) -> bool:
 def start(number: int, directory: Path, aside: bool = False) -> str:
     """Put a milestone's skeleton into a directory; returns what to tell.
 
-    Nobody's work is overwritten: if there is any, it is moved to a directory beside it, with `aside`, or this raises
-    ValueError. What of it needs no change then stands in the skeleton.
+    No work is overwritten: with `aside` it is moved to another directory next to it, otherwise this raises ValueError.
+    Files that need no change are carried over into the skeleton.
     """
     milestone, own = MILESTONES[number - 1], own_files(directory)
     if own and not aside:
         some = ", ".join(sorted(own)[:3]) + (" …" if len(own) > 3 else "")
         raise ValueError(
-            f"{directory}/ has work of yours ({some}); `start {number} --aside` moves it to "
+            f"{directory}/ contains your work ({some}); `start {number} --aside` moves it to "
             f"{free_name(directory).name}/ and goes on from there"
         )
     kept, unfinished = kept_files(directory, own, milestone)
@@ -154,8 +154,8 @@ def start(number: int, directory: Path, aside: bool = False) -> str:
 def put(
     files: dict[str, bytes], kept: dict[str, bytes], milestone: Milestone, directory: Path, keep_old: bool
 ) -> Path | None:
-    """Replace a directory by one with these files, and with those that are kept instead of them, whole or not at all.
-    Returns where the old one is, if it is left. What is kept does not go on record: it stays the learner's work."""
+    """Replace a directory atomically by one with these files, or with the kept ones instead. Returns where the old one
+    is, if it is kept. Kept files are not recorded as `start`'s: they remain the learner's work."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".start-") as folder:
         new = Path(folder) / "new"
@@ -171,15 +171,15 @@ def put(
 
 
 def told(milestone: Milestone, directory: Path, moved: Path | None, kept: list[str], unfinished: list[str]) -> str:
-    """What `start` has done, and what comes next."""
+    """What `start` did, and what to do next."""
     to_write = [f"  {name:18} {', '.join(names)}" for name, names in milestone.to_write.items()]
     minutes = f"{milestone.minutes[0]} to {milestone.minutes[1]} minutes"
     flag = "" if directory.name == "mine" and directory.parent == Path() else f" --directory {directory}"
     return "\n".join([
         f"{directory}/ is a skeleton for milestone {milestone.number}, {milestone.title} ({minutes}).",
-        *([f"What was there is in {moved.name}/, whole."] if moved else []),
-        *([f"Still yours, as it was: {', '.join(kept)}"] if kept else []),
-        *([f"Not finished, so the stage's now: {', '.join(unfinished)}"] if unfinished else []),
+        *([f"Everything that was there is now in {moved.name}/."] if moved else []),
+        *([f"Carried over from your work: {', '.join(kept)}"] if kept else []),
+        *([f"Not finished, so replaced by the stage's: {', '.join(unfinished)}"] if unfinished else []),
         "\nTo write:",
         *to_write,
         f"\nEverything else is {milestone.stage}'s own. Read exercises/engine.md, milestone {milestone.number}; then",
@@ -191,9 +191,9 @@ def main(argv: Sequence[str]) -> int:
     """The command `start`."""
     parser = argparse.ArgumentParser(prog="python -m exercises start", description=start.__doc__.split("\n")[0])
     numbers = [milestone.number for milestone in MILESTONES]
-    parser.add_argument("milestone", type=int, choices=numbers, metavar="N", help="which of the eight")
+    parser.add_argument("milestone", type=int, choices=numbers, metavar="N", help="which of the eight milestones")
     parser.add_argument("--directory", type=Path, default=Path("mine"), help="where to; default: mine")
-    parser.add_argument("--aside", action="store_true", help="move work that is there to a directory beside it, first")
+    parser.add_argument("--aside", action="store_true", help="first move existing work to another directory next to it")
     args = parser.parse_args(argv)
     print(start(args.milestone, args.directory, args.aside))
     return 0

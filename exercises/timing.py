@@ -1,10 +1,10 @@
-"""How fast an answer in C is, beside chapter 6's plain loop and torch.
+"""How fast a C answer is, compared with chapter 6's plain loop and torch.
 
     python -m exercises time 6.3
 
-Twelve layers of GPT-2's size (768 inputs, 3,072 outputs; 113 MB), one after the other, so that the weights of each have
-left the CPU's cache before they are needed again. All ways compute the same, in turn, several times; the medians are
-shown. An answer is timed only if it passes its check. Nothing is recorded, and no speed is asked for.
+Twelve layers of GPT-2's size (768 inputs, 3,072 outputs; 113 MB), one after another, so that each layer's weights have
+left the CPU's cache before they are needed again. All versions compute the same, in turn, several times; the medians
+are shown. An answer is timed only if it passes its check. Nothing is recorded, and no particular speed is required.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def measure(number: str, library: ctypes.CDLL, threads: int, num_layers: int = layer.LAYERS) -> dict[str, list[float]]:
-    """Seconds of all layers, of each way, for each of `layer.TOKENS`. Raises AssertionError if one is wrong."""
+    """Seconds for all layers, per version, for each of `layer.TOKENS`. Raises AssertionError if one is wrong."""
     weights, bias = [torch.randn(layer.OUT, layer.IN) for _ in range(num_layers)], torch.randn(layer.OUT)
     panels = [weight.view(-1, layer.PANEL, layer.IN).transpose(1, 2).contiguous() for weight in weights]
     found: dict[str, list[float]] = {}
@@ -103,7 +103,7 @@ def measure(number: str, library: ctypes.CDLL, threads: int, num_layers: int = l
                 own[name](x, weight, packed, bias, results[name])
 
         taken: dict[str, list[float]] = {name: [] for name in own}
-        for i in range(ROUNDS + 1):  # the first brings what is needed into memory
+        for i in range(ROUNDS + 1):  # the first run warms up memory
             for name in own:
                 if name != "plain" or i < 2:
                     taken[name].append(seconds(lambda name=name: run(name)))
@@ -116,7 +116,7 @@ def measure(number: str, library: ctypes.CDLL, threads: int, num_layers: int = l
 
 
 def table(found: dict[str, list[float]], threads: int, num_layers: int = layer.LAYERS) -> str:
-    """A line for each way."""
+    """A line for each version."""
     lines = ["           " + "".join(f"{tokens:>12} token{'s' if tokens > 1 else ' '}" for tokens in layer.TOKENS)]
     for name, own in found.items():
         ratios = [theirs / mine for mine, theirs in zip(own, found["torch"], strict=True)]
@@ -125,7 +125,7 @@ def table(found: dict[str, list[float]], threads: int, num_layers: int = layer.L
     return "\n".join([
         *lines,
         f"{num_layers} layers of {layer.IN} inputs and {layer.OUT:,} outputs; threads: {threads} (plain: 1)",
-        f"The median of {ROUNDS} (plain: 1), measured in turn; × is the speed beside torch's.",
+        f"The median of {ROUNDS} (plain: 1), measured in turn; × is the speed relative to torch.",
     ])  # fmt: skip
 
 

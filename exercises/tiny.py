@@ -1,5 +1,5 @@
-"""Engines of the stages with a very small random model, for exercises that compare with them, and what small tensors
-need to be quick."""
+"""The stages' engines with a very small random model, for exercises that compare with them, and a helper that makes
+small tensors fast."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ SIZES = dict(n_layer=1, n_head=1, n_embd=8, n_inner=32, vocab_size=257)
 
 @contextlib.contextmanager
 def one_thread():
-    """Torch on one thread: for tensors of a few numbers, threads that wait for each other take most of the time."""
+    """Torch on one thread: with tiny tensors, threads waiting for each other take most of the time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -34,8 +34,8 @@ class Counted(NamedTuple):
 
 
 def tiny_engine(stage: Stage, n_positions: int = 64, make: str = "LLM", **arguments):
-    """The engine of a stage, on a CPU, with random weights. make: the method that makes it. Its tokens are bytes, since
-    reading GPT-2's would take longer than everything else."""
+    """The engine of a stage, on a CPU, with random weights. make: the method that makes it. Its tokens are bytes:
+    loading GPT-2's vocabulary would take longer than everything else."""
     weights = stage.part("weights")
     with torch.device("meta"):
         model = stage.GPT2(stage.ModelConfig(**SIZES, n_positions=n_positions))
@@ -64,7 +64,7 @@ def counted(stage: Stage, prompts: tuple[int, ...], outputs: tuple[int, ...], **
     parameters = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in outputs]
     for _ in llm.stream(
         [[1] * n for n in prompts], parameters
-    ):  # in this order; stages 4 to 6 plan another in `generate`
+    ):  # in this order; stages 4 to 6 choose another one in `generate`
         pass
     return Counted(*(new - old for new, old in zip(_counts(llm), before, strict=True)))
 

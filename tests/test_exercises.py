@@ -269,7 +269,7 @@ def test_check_and_reveal(capsys, tmp_path, monkeypatch):
     assert "not started" in out
     status, out, err = run(capsys, "reveal", "2.4")
     assert status == 1
-    assert "First try it" in err
+    assert "Try it first" in err
     assert out == ""
     work.write_text("def make_batches(lengths, size):\n    return []\n")
     status, out, _ = run(capsys, "check", "2.4")
@@ -331,9 +331,9 @@ CASE = "work.make_batches([3, 9, 1, 9], 2)" if sys.version_info >= (3, 11) else 
         ("assert size > 2, 'too small'", ("AssertionError at line 2 of answer.py: too small", CASE)),
         ("raise SystemExit(0)", ("SystemExit at line 2 of answer.py: 0", "raise SystemExit(0)", CASE)),
         ("return lengths[9]", ("IndexError at line 2 of answer.py", "return lengths[9]", CASE)),
-        ("lengths.sort()", ("None came back: is a `return` missing?",)),
+        ("lengths.sort()", ("it returned None: is a `return` missing?",)),
         ("return []", ("it is empty",)),
-        ("return [[]] * 2", ("rows 0 and 1 are one list under two names",)),
+        ("return [[]] * 2", ("rows 0 and 1 are the same list",)),
         ("return [[1, 3], [None, None]]", ("got:       [[1, 3], [None, None]]",)),
         ("return [i for i in range(4)][::size]", ("got:       [0, 2]",)),
     ],
@@ -353,7 +353,7 @@ def test_a_none_over_which_the_test_stumbles(tmp_path):
     path.write_text("def complete(model, eos_token_id, stop, max_tokens):\n    text = ''\n")
     message = grade(exercises()["1.2"], path).message
     assert "'NoneType' object has no attribute 'text'" in message
-    assert "None came back where a value was expected" in message
+    assert "it returned None where a value was expected" in message
 
 
 def test_what_is_not_written_yet(tmp_path):
@@ -391,7 +391,7 @@ def test_waiting_is_not_computing(tmp_path):
     assert graded(tmp_path, text, seconds=0.9).state == "passed"
     result = graded(tmp_path, "import time\n\ntime.sleep(10_000)\n", patience=0.5)
     assert result.state == "failing"
-    assert "not done after 0.5 seconds" in result.message
+    assert "still running after 0.5 seconds" in result.message
 
 
 def test_a_prediction_is_kept():
@@ -756,7 +756,7 @@ def test_milestones_the_capstone_and_predictions_have_columns(tmp_path, capfd):
     assert cells[1] == ["0 of 4", "not started", "not started", "failing 2/9", "missing"]
     assert cells[2] == ["0 of 4"] + ["missing"] * 4
     messages = {path.stem.split("-")[-1]: path.read_text() for path in told.iterdir()}
-    assert "said 1, 2; it came to 3, 4" in messages["anna"]
+    assert "said 1, 2; the result was 3, 4" in messages["anna"]
     assert "**milestone-2 a batch**: not started" in messages["ben"]
     assert "**capstone load a Llama**: failing 2/9\n\n    MLP\n" in messages["ben"]
     assert not any((folder / "mine" / "__pycache__").exists() for folder in (anna, ben))
@@ -775,7 +775,7 @@ def test_an_engine_or_a_capstone_that_does_not_end_is_ended(tmp_path, capfd):
     assert cli.main(["grade", *folders, *only, "--messages", str(told)]) == 0
     assert capfd.readouterr().out.count("| failing | failing |") == 1  # anna's milestone has a number of checks
     anna, ben = (next(told.glob(f"*{name}.md")).read_text() for name in ("anna", "ben"))
-    assert anna.count("not done after 4 seconds") == 2
+    assert anna.count("still running after 4 seconds") == 2
     assert ben.count("nothing_that_is_there") == 2
 
 
@@ -794,12 +794,12 @@ def test_no_solution_is_where_a_class_is_graded(tmp_path, capfd):
     arguments = ["--only", "2.4", "--jobs", "2", "--patience", "0.5", "--messages", str(told)]
     assert cli.main(["grade", *map(str, folders), *arguments]) == 0
     assert capfd.readouterr().out.count("| failing |") == 2
-    assert "    not done after 0.5 seconds" in next(told.glob("*ben.md")).read_text()
+    assert "    still running after 0.5 seconds" in next(told.glob("*ben.md")).read_text()
 
 
 def test_bad_arguments_of_grade_are_named(tmp_path, capsys):
     assert cli.main(["grade", str(tmp_path / "none")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
     for arguments, words in (
         (["--only", "9.9"], "there is no exercise '9.9'"),
         (["--table", "x.pdf"], ".csv or .md"),
@@ -879,7 +879,7 @@ def test_same_and_short():
     pairs += [(10**6 + 1, 10**6), ((1,), [1]), (float("nan"), float("nan")), ("1", 1), (True, 1.0)]
     for got, expected in pairs:
         assert not same(got, expected, 1e-5)
-    with pytest.raises(Wrong, match="its type is not: float, where int is wanted"):
+    with pytest.raises(Wrong, match="its type is float; it should be int"):
         expect("case", [1, 2.0], [1, 2])
     assert short([1 / 3, "a "]) == "[0.333333, 'a ']"
     assert len(short("x" * 999)) < 310

@@ -65,11 +65,11 @@ def test_arrays_and_numbers_arrive(answer):
         ("y[1 << 23] = 1;", True, r"reads or writes y\[8388608\]"),
         ("y[0] = x[5];", True, r"reads or writes x\[5\]; x has 5 numbers"),
         ("y[0] = x[-1];", False, r"reads or writes x\[-1\]"),
-        ("((float *)x)[2] = 1;", True, r"writes to x\[2\], and must not change what it is given"),
-        ("*(volatile float *)0 = 1;", True, "a pointer that points nowhere"),
+        ("((float *)x)[2] = 1;", True, r"writes to x\[2\], which it must not change"),
+        ("*(volatile float *)0 = 1;", True, "a stray pointer"),
         ("y[0] = 5 / (int)(n - 1);", True, "a division by zero"),
-        ("volatile char large[100000]; for (int i = 99999; i >= 0; i--) large[i] = 1;", True, "64 KB of the stack"),
-        ("volatile char large[10000000]; large[0] = 1;", True, "64 KB of the stack"),
+        ("volatile char large[100000]; for (int i = 99999; i >= 0; i--) large[i] = 1;", True, "64 KB of stack"),
+        ("volatile char large[10000000]; large[0] = 1;", True, "64 KB of stack"),
         ("__builtin_trap();", True, "an instruction that this CPU does not have"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_folder_with_a_space(tmp_path):
     ("body", "limits", "words"),
     [
         ("while (n) ((volatile float *)y)[0] = 1;", {"seconds": 0.5}, "a loop that does not end"),
-        ("pause();", {"patience": 0.5}, "does it wait for something"),
+        ("pause();", {"patience": 0.5}, "is it waiting for something"),
         ("_exit(3);", {}, "ended with status 3"),
     ],
 )

@@ -119,7 +119,7 @@ def test_until_it_is_compared_it_may_be_said_anew(capsys, one, monkeypatch):
 def test_a_changed_experiment_comes_after_the_comparison(capsys, one):
     status, _, err = run(capsys, "1", "--with", "slots=8")
     assert status == 2
-    assert "no prediction is compared yet" in err
+    assert "no prediction has been compared yet" in err
     assert run(capsys, "1", "--say", "4", "3")[0] == 0
     before = catalogue.PROGRESS.read_bytes()
     status, out, _ = run(capsys, "1", "--with", "slots=8", "model=gpt2-xl")
@@ -134,7 +134,7 @@ def test_lists_show_what_was_said_and_what_came(capsys, one):
     run(capsys, "1", "--say", "1234", "0.25")
     assert "✓ predict 1     Slots" in run(capsys)[1]
     assert cli.main([]) == 0
-    assert "said 1,234, 0.25; it came to 8, 1.5" in capsys.readouterr().out
+    assert "said 1,234, 0.25; the result was 8, 1.5" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_the_factor_between_them(said, came, words):
         (["1", "--say", "4"], "2 numbers are asked for (passes; speed), got 1"),
         (["1", "--say", "4", "3", "2"], "got 3"),
         (["9"], "invalid choice"),
-        (["--say", "4"], "of which experiment?"),
+        (["--say", "4"], "for which experiment?"),
         (["1", "--say", "4", "--with", "slots=8"], "one at a time"),
         (["1", "--with", "width=8"], "NAME is one of slots, model; got 'width=8'"),
         (["1", "--with", "slots"], "got 'slots'"),
@@ -225,7 +225,7 @@ def test_damaged_predictions_are_copied_aside(capsys, one, damaged):
     catalogue.PROGRESS.write_text(json.dumps({"1.1": {"attempts": 1}, "predict 1": damaged}))
     status, out, err = run(capsys)
     assert status == 0
-    assert "is damaged (no record: predict 1); 1 records of it stay" in err
+    assert "is damaged (not valid records: predict 1); 1 of its records are kept" in err
     assert "not predicted" in out
 
 
@@ -251,7 +251,7 @@ def test_an_interrupt_where_it_is_typed(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "progress.json")]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        while "The experiment runs" not in process.stdout.readline():
+        while "Running the experiment" not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=600)

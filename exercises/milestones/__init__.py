@@ -1,8 +1,8 @@
-"""The eight milestones on the way to an engine of one's own: what each asks, and the functions to write for it.
+"""The eight milestones on the way to your own engine: what each asks for, and the functions to write for it.
 
-What checks them stands in functions `check_…` that run one after the other: first those of verbs.py, each verb of the
-loop by itself, then those of a module for each milestone, single.py to int8.py. The first line of a function's
-docstring is what `python -m exercises engine` prints for it.
+The checks are functions `check_…` that run in order: first those of verbs.py, each verb of the loop separately, then
+those of the milestone's own module, single.py to int8.py. The first line of a function's docstring is what `python -m
+exercises engine` prints for it.
 """
 
 import importlib
@@ -16,12 +16,12 @@ class Milestone:
     """One of the eight.
 
     Attributes:
-        module: in this package, has the checks.
-        stage: whose files the skeleton is made of.
-        minutes: to be written in, from and to.
-        to_write: file -> functions whose signatures and docstrings are all that the skeleton has of them.
+        module: the module of this package with the checks.
+        stage: the stage whose files make up the skeleton.
+        minutes: how long it takes to write, from and to.
+        to_write: file -> functions of which the skeleton has only signature and docstring.
         verbs: the checks of verbs.py that run first, in this order.
-        later: file -> functions of a later milestone -> what stands in them until then.
+        later: file -> functions of a later milestone -> their body until then.
     """
 
     number: int
@@ -35,13 +35,13 @@ class Milestone:
 
     @property
     def checks(self) -> list[Callable]:
-        """Of a whole engine, in the order in which they run. Imports torch."""
+        """The checks of a whole engine, in the order in which they run. Imports torch."""
         found = vars(importlib.import_module(f"{__name__}.{self.module}"))
         return [value for name, value in found.items() if name.startswith("check_")]
 
     def checks_of(self, directory: Path) -> list[Callable]:
-        """The same for an engine in this directory, and before them those of its verbs, if it is built like this
-        milestone's stage: the verbs of a later one take other arguments."""
+        """The same for an engine in this directory, preceded by those of its verbs if it is built like this milestone's
+        stage: a later stage's verbs take other arguments."""
         found = vars(importlib.import_module(f"{__name__}.verbs"))
         verbs = [found[name] for name in self.verbs] if built_like(directory) == min(self.number, 5) else []
         return [*verbs, *self.checks]
@@ -51,7 +51,7 @@ FILES = ("engine.py", "batch.py", "runner.py", "request.py", "sampler.py")  # of
 
 
 def built_like(directory: Path) -> int:
-    """The milestone whose files an engine has (5 for those behind it, too); 0 if it is built in a way of its own."""
+    """The milestone whose files an engine has (5 also for later ones); 0 if it is built differently."""
     if not all((directory / name).is_file() for name in FILES):
         return 0
     brought = {5: "block_manager.py", 4: "scheduler.py", 3: "kv_cache.py"}

@@ -11,9 +11,9 @@ AT_ONCE = 4
 
 
 def expect_in_order(case: str, got: list[list[int]], expected: list[list[int]], known: dict | None = None) -> None:
-    """Expect these tokens for each prompt; right ones at wrong places are known for what they are."""
+    """Expect these tokens for each prompt; right results in the wrong order are recognized."""
     moved = sorted(got) == sorted(expected)
-    likely = "these are the right results in another order: bring them back into that of the prompts"
+    likely = "these are the right results in the wrong order: return them in the order of the prompts"
     expect(case, got, expected, known, likely=likely if moved else "")
 
 
@@ -31,7 +31,7 @@ def check_first_token(lab: Lab) -> None:
 def check_logprobs(lab: Lab) -> None:
     """how likely these tokens are, to four digits"""
     if not lab.has("logprobs", 1):
-        raise Missing("SamplingParams has no 'logprobs', so a mask that leaks a little stays unseen")
+        raise Missing("SamplingParams has no 'logprobs', so a mask that leaks a little goes unnoticed")
     prompts, settings = prompts_of(3, 20, 1, 9), greedy(4, logprobs=1)
     case = "prompts of 3, 20, 1 and 9 tokens in one batch: log-probabilities of four tokens of each"
     got = [result.logprobs or [] for result in lab.run(case, prompts, settings, lab.shared(max_num_seqs=AT_ONCE))]
@@ -51,7 +51,7 @@ def check_greedy(lab: Lab) -> None:
 
 
 def mixed_settings() -> list[Settings]:
-    """A request of every kind, several of them in any batch."""
+    """One request of every kind, several of them in each batch."""
     return [
         greedy(7),
         seeded(9, 1),
@@ -81,18 +81,18 @@ def check_company(lab: Lab) -> None:
         drawn_only = all(settings[i]["temperature"] > 0 for i in wrong)
         got = next(result.token_ids for i, result in zip(order, results, strict=True) if i == wrong[0])
         expect(
-            f"{case}: request {wrong[0]}, which alone gives other tokens",
+            f"{case}: request {wrong[0]}, which gives other tokens when it runs alone",
             got,
             alone[wrong[0]],
-            likely="only requests that draw differ: rows share one random generator, or take turns at it; a draw must "
-            "go by the request's own seed and the place in its output"
+            likely="only sampled requests differ: rows share one random generator, or take turns with it; a draw must "
+            "depend only on the request's seed and the position in its output"
             if drawn_only and len(wrong) > 1
             else "",
         )
 
 
 def check_penalties(lab: Lab) -> None:
-    """every row has parameters of its own"""
+    """every row has its own parameters"""
     wanted = {"repetition_penalty": 2.0, "frequency_penalty": 1.5, "top_k": 3, "top_p": 0.5, "min_p": 0.2}
     found = {field: value for field, value in wanted.items() if lab.has(field, value)}
     if not found:
@@ -100,10 +100,10 @@ def check_penalties(lab: Lab) -> None:
     settings = [seeded(8, i, **{field: value}) for i, (field, value) in enumerate(found.items())]
     settings = [greedy(8), *settings, seeded(8, 9)]
     prompts, llm = prompts_of(*LENGTHS)[: len(settings)], lab.shared(max_num_seqs=8)
-    case = f"rows in one batch with {', '.join(found)}, one each, beside a greedy row and one with none of them"
+    case = f"rows in one batch with {', '.join(found)}, one each, plus a greedy row and one without any of them"
     got = [result.token_ids for result in lab.run(case, prompts, settings, llm)]
     alone = [lab.run(f"{one} alone", [p], one, llm)[0].token_ids for p, one in zip(prompts, settings, strict=True)]
-    expect(case, got, alone, likely="each row alone gives this; a row takes a parameter of another one")
+    expect(case, got, alone, likely="expected is what each row gives alone; a row uses another row's parameter")
 
 
 def check_ends(lab: Lab) -> None:
@@ -159,16 +159,16 @@ def check_passes(lab: Lab) -> None:
 
 
 def check_counters(lab: Lab) -> None:
-    """the counters tell of every position that goes through the model"""
+    """the counters include every position that goes through the model"""
     case = f"prompts of {LENGTHS} tokens, outputs of {OUTPUTS}, {AT_ONCE} rows at once"
     with Positions() as seen:
         computed, padding = after_batches(lab, case, "num_tokens_computed", "num_padding_tokens")
     if seen.count:
         expect(
-            f"{case}: num_tokens_computed + num_padding_tokens, and the positions that were seen in the model",
+            f"{case}: num_tokens_computed + num_padding_tokens, and the positions counted in the model",
             f"{computed} + {padding} = {computed + padding}",
             f"{computed} + {seen.count - computed} = {seen.count}",
-            likely="padding is what goes through the model for nothing: what fills rows up, and rows that have ended"
+            likely="padding is everything that goes through the model in vain: filler, and rows that have ended"
             if computed + padding < seen.count
             else "",
         )
@@ -180,7 +180,7 @@ def check_padding(lab: Lab) -> None:
     num_padding, num_output = after_batches(lab, case, "num_padding_tokens", "num_output_tokens")
     expect(f"{case}: num_output_tokens", num_output, sum(OUTPUTS))
     enough = padding_of(static_batches())
-    known = {padding_of(in_order()): "the batches are made in the order of the prompts: sort them by length first"}
+    known = {padding_of(in_order()): "the batches follow the order of the prompts: sort them by length first"}
     require(
         num_padding <= enough,
         case,
@@ -191,7 +191,7 @@ def check_padding(lab: Lab) -> None:
 
 
 def padding_of(batches: list[list[int]]) -> int:
-    """Positions of padding if every step computes the rectangle of its batch anew, ended rows too."""
+    """Positions of padding if every step recomputes its batch's whole rectangle, including ended rows."""
     total = 0
     for batch in batches:
         for step in range(max(OUTPUTS[i] for i in batch)):

@@ -1,4 +1,4 @@
-"""Milestone 5, blocks: memory is given out a block at a time, and taken back when it runs out."""
+"""Milestone 5, blocks: memory is allocated one block at a time, and taken back when it runs out."""
 
 from exercises.grading import expect, require
 
@@ -10,7 +10,7 @@ BLOCK = 4  # tokens in a block, in most checks
 
 
 def paged(lab: Lab, **options):
-    """An engine with blocks. If one can choose, attention is torch's: the one that has to be written."""
+    """An engine with blocks. If there is a choice, attention is the torch version: the one the learner writes."""
     try:
         return lab.llm(attention_backend="torch", **options)
     except Missing:
@@ -39,14 +39,14 @@ def check_greedy(lab: Lab) -> None:
 
 
 def at_block(position: int, size: int) -> str:
-    """What a first difference at this position says."""
+    """The message for a first difference at this position."""
     if size > 1 and position % size == 0:
-        return f"position {position} is the first of a block: did the sequence get a new one, at the end of its table?"
+        return f"position {position} is the first of a block: was a new block appended to the sequence's table?"
     return ""
 
 
 def check_memory(lab: Lab) -> None:
-    """memory: a request reserves at most what is left of its last block"""
+    """memory: a request wastes at most the rest of its last block"""
     size, case = BLOCK, f"prompts of {LENGTHS} tokens, outputs of {OUTPUTS}, block_size={BLOCK}"
     llm = paged(lab, block_size=size, max_num_seqs=AT_ONCE)
     lab.run(case, prompts_of(*LENGTHS), [greedy(n) for n in OUTPUTS], llm)
@@ -54,10 +54,10 @@ def check_memory(lab: Lab) -> None:
     pairs = list(zip(LENGTHS, OUTPUTS, strict=True))
     enough = sum(num_blocks(p + i) * size for p, n in pairs for i in range(n))
     known = {
-        CONTEXT * sum(OUTPUTS): "each request reserves room for the longest sequence there may be",
+        CONTEXT * sum(OUTPUTS): "each request reserves room for the longest possible sequence",
         sum(
             num_blocks(p + n - 1) * size * n for p, n in pairs
-        ): "each request reserves all that it may need from the start",
+        ): "each request reserves everything it may need from the start",
         sum(
             num_blocks(p + i + 1) * size for p, n in pairs for i in range(n)
         ): "a block is taken a step before it is needed",
@@ -72,7 +72,7 @@ def check_memory(lab: Lab) -> None:
 
 
 def check_preemption(lab: Lab) -> None:
-    """preemption: more run than fit, and each gets the tokens that it gets alone"""
+    """preemption: more run than fit, and each gets the same tokens as alone"""
     lengths, outputs, blocks = (10, 12, 9, 11), (25, 20, 30, 22), 12
     prompts = prompts_of(*lengths, seed=5)
     settings = [greedy(n) if i % 2 else seeded(n, i) for i, n in enumerate(outputs)]
@@ -86,7 +86,7 @@ def check_preemption(lab: Lab) -> None:
             f"{case}: request {i}",
             got[i].token_ids,
             alone,
-            likely="who is preempted loses its blocks and keeps its tokens: prompt and output are computed again",
+            likely="a preempted request loses its blocks and keeps its tokens: prompt and output are computed again",
         )
     (preempted,) = lab.counted(llm, "num_preemptions")
     require(
@@ -94,7 +94,7 @@ def check_preemption(lab: Lab) -> None:
         f"{case}: num_preemptions",
         "some",
         preempted,
-        "admit a request if there are blocks for the tokens that it has, not for those that it may get",
+        "admit a request if there are blocks for the tokens it has, not for those it may get",
     )
 
 
@@ -108,19 +108,19 @@ def check_too_large(lab: Lab) -> None:
         f"num_blocks=4, block_size={BLOCK}, a prompt of 10 tokens and max_tokens=8: 17 have to be computed",
         lambda: llm.generate([prompt], lab.params(greedy(8))) and None,
         "block",
-        "it waits for blocks that it holds itself, or is preempted for ever: refuse what can never fit",
+        "it waits for blocks that it holds itself, or is preempted forever: refuse what can never fit",
     )
 
 
 def check_all_come_back(lab: Lab) -> None:
-    """blocks come back: of requests that end, and of those that are left"""
+    """blocks are freed when requests end, and when their streams are closed"""
     prompt, llm = prompts_of(15)[0], paged(lab, block_size=BLOCK, num_blocks=6)
     right = lab.expected([prompt], greedy(10))[0].token_ids
     for i in range(3):
-        case = f"num_blocks=6, request {i} of three, one behind the other, that need all of them"
+        case = f"num_blocks=6, request {i} of three, one after another, each of which needs all blocks"
         lab.same_tokens(case, prompt, lab.run(case, [prompt], greedy(10), llm)[0].token_ids, right)
     if not hasattr(llm, "stream"):
-        raise Missing("LLM has no `stream`, so nobody can leave in the middle")
+        raise Missing("LLM has no `stream`, so no caller can leave in the middle")
     case = "a stream that is closed after its first token, and then a request that needs all blocks"
     with lab.case(case):
         stream = llm.stream([prompt], lab.params(greedy(10)))

@@ -9,7 +9,7 @@ CONTEXT = SIZES["n_positions"]
 
 
 def why(at: int) -> str:
-    """What a first difference at this token says."""
+    """The message for a first difference at this token."""
     if at == 0:
         return "the prefill is wrong: the first token needs nothing from the cache"
     if at == 1:
@@ -30,7 +30,7 @@ def check_greedy(lab: Lab) -> None:
 
 
 def check_company(lab: Lab) -> None:
-    """the same in company, where rows end long before others do"""
+    """the same in a batch, where some rows end long before others"""
     lengths, outputs = (4, 30, 60, 11), (60, 34, 2, 5)
     prompts, settings = prompts_of(*lengths, seed=4), [greedy(n) for n in outputs]
     case = f"prompts of {lengths} tokens, outputs of {outputs}, {AT_ONCE} at once"
@@ -47,7 +47,7 @@ def check_recomputation(lab: Lab) -> None:
     enough = sum(p + n - 1 for p, n in pairs)
     known = {
         sum(p + i for p, n in pairs for i in range(n)): "every step computes the whole sequence again",
-        sum(p + n for p, n in pairs): "the last token of each output is computed, too: nobody asks what follows it",
+        sum(p + n for p, n in pairs): "the last token of each output is computed too, although nothing follows it",
         sum(n for _, n in pairs): "the prompts are not counted",
     }
     verb = "computed" if computed > enough else "counted"
@@ -61,11 +61,11 @@ def check_recomputation(lab: Lab) -> None:
 
 
 def check_turns(lab: Lab) -> None:
-    """two streams taken in turns: neither sees the other's keys and values"""
+    """two streams read in turn: neither sees the other's keys and values"""
     prompts, llm = prompts_of(9, 4), lab.shared()
     if not hasattr(llm, "stream"):
         raise Missing("LLM has no `stream`")
-    case = "two streams, prompts of 9 and 4 tokens, a token of each in turn"
+    case = "two streams, prompts of 9 and 4 tokens, one token from each in turn"
     with lab.case(case):
         streams = [iter(llm.stream([prompt], lab.params(greedy(8)))) for prompt in prompts]
         got = [[], []]
@@ -77,11 +77,16 @@ def check_turns(lab: Lab) -> None:
             for event in stream:
                 ids += event.token_ids
     expected = [result.token_ids for result in lab.expected(prompts, greedy(8))]
-    expect(case, got, expected, likely="a cache belongs to those whose keys it holds, not to whoever steps next")
+    expect(
+        case,
+        got,
+        expected,
+        likely="a cache belongs to the batch whose keys it holds, not to whichever batch steps next",
+    )
 
 
 def check_room(lab: Lab) -> None:
-    """memory: kv_cache_bytes is kept to, and who fits waits for a place"""
+    """memory: kv_cache_bytes is respected, and requests wait until there is room"""
     lengths, room = (30, 20, 25, 8), CONTEXT * 3 // 2
     prompts, llm = prompts_of(*lengths), lab.llm(kv_cache_bytes=room * BYTES_PER_TOKEN, max_num_seqs=8)
     case = f"prompts of {lengths} tokens, outputs of 20, a cache of {room} tokens: too little for all at once"
@@ -102,7 +107,7 @@ def check_too_large(lab: Lab) -> None:
         f"a prompt of 30 tokens and max_tokens=30, a cache of {room} tokens",
         call,
         "cache",
-        "what can never fit must not wait for ever, nor be cut: compare what it may need with all there is",
+        "a request that can never fit must not wait forever or be cut: compare what it may need with the whole cache",
     )
     lab.refused(
         f"a prompt of {CONTEXT} tokens, the context {CONTEXT}",

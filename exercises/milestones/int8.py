@@ -11,19 +11,19 @@ from .blocks import BLOCK
 from .lab import Lab, Missing, Result, Settings, greedy, prompts_of, seeded
 
 NUM = 30  # tokens out
-NEAR = 0.006  # of log-probabilities, in the mean: an activation in the middle of two integers may become either
-ROW = "a row of activations has a scale of its own"
+NEAR = 0.006  # mean over log-probabilities: an activation halfway between two integers may become either
+ROW = "each row of activations has its own scale"
 
 
 def rounded(x: Tensor) -> Tensor:
-    """What the integers of each row stand for: [..., n] -> the same"""
+    """Each row rounded to integers and scaled back: [..., n] -> same"""
     scale = x.abs().amax(-1, keepdim=True) / 127
     return (x / torch.where(scale > 0, scale, 1.0)).round() * scale
 
 
 class Rounded:
-    """GPT-2 over one sequence in float64, with weights and activations rounded, plain and slow, and with room for
-    mistakes. Its weights are those of stage 1's model."""
+    """GPT-2 over one sequence in float64, with rounded weights and activations, plain and slow; known mistakes can be
+    switched on. Its weights are those of stage 1's model."""
 
     def __init__(self, model: torch.nn.Module):
         self.model = model
@@ -37,7 +37,7 @@ class Rounded:
     def logprobs(
         self, token_ids: list[int], layers: bool = True, table: bool = True, head: bool = True, activations: bool = True
     ) -> Tensor:
-        """The log-probabilities behind each token: [n_seq] -> [n_seq, vocab_size]. What is false is left as it was."""
+        """The log-probabilities after each token: [n_seq] -> [n_seq, vocab_size]. What is False is not rounded."""
         model, wte = self.model, self.model.wte.weight.double()
         linear = lambda x, layer: self.linear(x, layer, activations) if layers else F.linear(  # noqa: E731
             x, layer.weight.double(), layer.bias.double())  # fmt: skip
@@ -56,13 +56,13 @@ class Rounded:
         return logits.log_softmax(-1)
 
     def mistakes(self, token_ids: list[int]) -> dict[str, Tensor]:
-        """What is said of a mistake -> the log-probabilities that it gives."""
+        """Message -> the log-probabilities that this mistake gives."""
         return {
             "nothing was rounded: these are the numbers of float32": self.logprobs(
                 token_ids, layers=False, table=False, head=False
             ),
             "the vocabulary's matrix was not rounded: `model.wte`": self.logprobs(token_ids, table=False, head=False),
-            "only the vocabulary's matrix was rounded; a linear layer has weights, too": self.logprobs(
+            "only the vocabulary's matrix was rounded; linear layers have weights too": self.logprobs(
                 token_ids, layers=False
             ),
             "activations were not rounded": self.logprobs(token_ids, activations=False),
@@ -70,7 +70,7 @@ class Rounded:
 
 
 def chosen(logprobs: Tensor, prompt: list[int], output: list[int]) -> list[float]:
-    """Of an output's tokens, each behind those before it."""
+    """Those of an output's tokens, each after the tokens before it."""
     return logprobs[len(prompt) - 1 : -1].gather(-1, torch.tensor(output)[:, None])[:, 0].tolist()
 
 
@@ -79,21 +79,21 @@ def in_int8(lab: Lab, **options):
 
 
 def compare(lab: Lab, case: str, prompt: list[int], got: Result) -> None:
-    """Expect log-probabilities of these tokens that are near those of the plain network, whatever the tokens are."""
+    """Expect log-probabilities of these tokens close to the plain network's, whatever the tokens are."""
     if got.logprobs is None:
         raise Missing("a result has no `logprobs`")
     network = Rounded(lab.first(lab.model()).engine.runner.model)
     ids = prompt + got.token_ids
     right = chosen(network.logprobs(ids), prompt, got.token_ids)
     off = [abs(a - b) for a, b in zip(got.logprobs, right, strict=True)]
-    likely, least = "", sum(off) / 2  # what is nearer by far
+    likely, least = "", sum(off) / 2  # a mistake whose numbers are much closer
     for said, logprobs in network.mistakes(ids).items():
         other = chosen(logprobs, prompt, got.token_ids)
         apart = sum(abs(a - b) for a, b in zip(got.logprobs, other, strict=True))
         likely, least = (said, apart) if apart < least else (likely, least)
     mean, case = sum(off) / len(off), f"{case}: log-probabilities of {got.token_ids[:4]} …"
-    wanted = f"{short(right[:4])} …, or, in the mean, off by less than {NEAR}"
-    require(mean < NEAR, case, wanted, f"{short(got.logprobs[:4])} …, off by {mean:.3f} in the mean", likely)
+    wanted = f"{short(right[:4])} …, off by less than {NEAR} on average"
+    require(mean < NEAR, case, wanted, f"{short(got.logprobs[:4])} …, off by {mean:.3f} on average", likely)
 
 
 def check_as_is(lab: Lab) -> None:
@@ -106,9 +106,9 @@ def check_as_is(lab: Lab) -> None:
 
 
 def check_logprobs(lab: Lab) -> None:
-    """weights="int8": the log-probabilities of a network that is rounded by hand, by torch and by the kernels"""
+    """weights="int8": the log-probabilities of a network that is rounded by hand, with torch and with the kernels"""
     for how in ({"attention_backend": "torch"}, {}):
-        what = "by torch" if how else "as it runs by default"
+        what = "by torch" if how else "with the default backend"
         llm = in_int8(lab, speculate="off", **how)
         for prompt in prompts_of(10, 1, 25, seed=9):
             case = f"a prompt of {len(prompt)} tokens, greedy, weights='int8', {what}"
@@ -116,7 +116,7 @@ def check_logprobs(lab: Lab) -> None:
 
 
 def check_company(lab: Lab) -> None:
-    """company: what shares a step changes nothing"""
+    """batches: other requests in the step change nothing"""
     prompts, settings = prompts_of(9, 14, 3, 11, seed=10), greedy(NUM, logprobs=1)
     for how in ({"attention_backend": "torch"}, {}):
         llm = in_int8(lab, speculate="off", max_num_seqs=4, **how)
@@ -126,7 +126,7 @@ def check_company(lab: Lab) -> None:
 
 
 def check_guesses(lab: Lab) -> None:
-    """guesses: the same tokens with them as without, greedy and drawn"""
+    """guesses: the same tokens with and without them, greedy and drawn"""
     prompts = prompts_of(12, 5, seed=11)
     settings: list[Settings] = [
         {**greedy(NUM), "logits_processors": [logit_bias({prompts[0][0]: 3.0})]},
@@ -136,7 +136,7 @@ def check_guesses(lab: Lab) -> None:
     with_guesses = lab.run(f"{case}, speculate='ngram'", prompts, settings, in_int8(lab, speculate="ngram"))
     without = lab.run(f"{case}, speculate='off'", prompts, settings, in_int8(lab, speculate="off"))
     for one, other in zip(with_guesses, without, strict=True):
-        likely = f"{ROW}: a guess that shares the step must not change its token"
+        likely = f"{ROW}: a guess in the same step must not change its token"
         expect(f"{case}: tokens with guesses, and without", one.token_ids, other.token_ids, likely=likely)
 
 

@@ -1,5 +1,5 @@
-"""What the checks share: small random models, the right answers (those of stage 1, and of a plain network that can make
-the known mistakes), and the engine that is checked."""
+"""What the checks share: small random models, the right answers (from stage 1, and from a plain network that can make
+the known mistakes), and the engine under test."""
 
 import contextlib
 import functools
@@ -19,7 +19,7 @@ from exercises.grading import Wrong
 from tools.engines import STAGES, OwnEngine, random_prompts, unknown_argument
 
 FIRST = STAGES[0]  # the reference: it has nothing that could be wrong about batches, caches or blocks
-NEAR_TIE = 1e-3  # logits that are closer than this may come in either order
+NEAR_TIE = 1e-3  # logits closer than this may come in either order
 MERGES = ("Ġ t", "Ġ a", "h e", "i n", "r e", "o n", "Ġt he", "e r", "Ġ s", "a t")
 END = 256 + len(MERGES)  # the end token; the tokens before it are the 256 bytes and the merges
 VOCAB_SIZE = END + 1
@@ -29,8 +29,8 @@ Settings = dict[str, object]  # of SamplingParams, by name
 
 
 class Positions(TorchDispatchMode):
-    """Counts, in a `with` block, the positions that go through a model: those of which torch looks up the embedding.
-    Whoever does it without torch is not seen."""
+    """Counts, in a `with` block, the positions that go through a model: those whose embedding torch looks up. Lookups
+    without torch go unnoticed."""
 
     count = 0
 
@@ -41,7 +41,7 @@ class Positions(TorchDispatchMode):
 
 
 class Missing(Exception):
-    """An engine does not have something that a check looks at."""
+    """The engine lacks something that a check needs."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Result:
 
 
 def greedy(max_tokens: int, **more) -> Settings:
-    """The best token every time, so many times."""
+    """This many tokens, always the best one."""
     return {"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, **more}
 
 
@@ -79,10 +79,10 @@ def prompts_of(*lengths: int, seed: int = 0) -> list[list[int]]:
 
 
 def write_model(folder: Path, seed: int = 0, readable: bool = True, eos: int = END, **sizes) -> Path:
-    """A random checkpoint with a tokenizer of its own, of bytes and a few merges. Weights are large enough for logits
-    to differ, and no bias is zero, so that none can be left out unnoticed.
+    """A random checkpoint with its own tokenizer of bytes and a few merges. Weights are large enough for logits to
+    differ, and no bias is zero, so that leaving one out is noticed.
 
-    readable: greedy text is ASCII; else it is bytes, many of which are no characters.
+    readable: greedy text is ASCII; else it is bytes, many of which are not valid characters.
     """
     from safetensors.torch import save_file
 
@@ -107,7 +107,7 @@ def write_model(folder: Path, seed: int = 0, readable: bool = True, eos: int = E
 
 
 class Network:
-    """GPT-2 over one sequence, plain and slow, with room for mistakes. Its weights are those of stage 1's model."""
+    """GPT-2 over one sequence, plain and slow; known mistakes can be switched on. Its weights are stage 1's."""
 
     def __init__(self, model: torch.nn.Module):
         self.model, self.config = model, model.config
@@ -122,7 +122,7 @@ class Network:
         scaled: bool = True,
         final_norm: bool = True,
     ) -> Tensor:
-        """The logits behind the last token: [n_seq] -> [vocab_size]. visible: [n_seq, n_seq], as in stage 1."""
+        """The logits after the last token: [n_seq] -> [vocab_size]. visible: [n_seq, n_seq], as in stage 1."""
         n_seq, n_head = len(token_ids), self.config.n_head
         positions = torch.arange(n_seq) if positions is None else torch.tensor(positions)
         visible = torch.ones(n_seq, n_seq, dtype=torch.bool).tril() if visible is None else visible
@@ -138,35 +138,37 @@ class Network:
         return F.linear(x, self.model.wte.weight)
 
     def mistakes(self, prompt: list[int]) -> dict[str, Tensor]:
-        """What is said of a mistake -> the logits behind a prompt that it gives."""
+        """Message -> the logits that this mistake gives after a prompt."""
         everything = torch.ones(len(prompt), len(prompt), dtype=torch.bool)
         return {
             "GPT-2's GELU is the tanh form, F.gelu(x, approximate='tanh'); this is the exact one": self.logits(
                 prompt, gelu="none"
             ),
-            "tokens read from those behind them: the causal mask is missing": self.logits(prompt, visible=everything),
+            "tokens attend to later tokens: the causal mask is missing": self.logits(prompt, visible=everything),
             "the scores are not divided by sqrt(head_dim)": self.logits(prompt, scaled=False),
             "all tokens have position 0": self.logits(prompt, [0] * len(prompt)),
             "positions begin at 1; the first one is 0": self.logits(prompt, range(1, len(prompt) + 1)),
             "the last layer norm, ln_f, is missing": self.logits(prompt, final_norm=False),
-            "the logits behind the token before the last one are read": self.logits(prompt[:-1] or prompt),
+            "the logits after the second-to-last token were read": self.logits(prompt[:-1] or prompt),
         }
 
     def mistakes_in_company(self, prompt: list[int], longest: int) -> dict[str, Tensor]:
-        """The same for a prompt that is filled up to the longest one's length."""
+        """The same for a prompt that is padded to the longest one's length."""
         num, found = longest - len(prompt), {}
         own = torch.arange(longest) >= num  # [longest], of a row that is padded on the left
         masked = (torch.ones(longest, longest, dtype=torch.bool).tril() & own) | torch.eye(longest, dtype=torch.bool)
         positions = [max(0, i - num) for i in range(longest)]
-        for token in (0, END):  # what people pad with
+        for token in (0, END):  # common padding tokens
             left, side = [token] * num + prompt, f"rows are padded on the left with token {token}, and"
             found[
                 f"rows are padded on the right with token {token}, and the last column is read, logits[:, -1]: "
                 "in a short row that is padding"
             ] = self.logits(prompt + [token] * num)
-            found[f"{side} read it: the attention mask is missing"] = self.logits(left, positions)
-            found[f"{side} count it: a row's own first token has position 0"] = self.logits(left, None, masked)
-            found[f"{side} both read and count it: no mask, and no positions of their own"] = self.logits(left)
+            found[f"{side} attend to it: the attention mask is missing"] = self.logits(left, positions)
+            found[f"{side} count it as positions: a row's own first token has position 0"] = self.logits(
+                left, None, masked
+            )
+            found[f"{side} both attend to it and count it: no mask, and no separate positions"] = self.logits(left)
         return found
 
 
@@ -174,12 +176,12 @@ class Network:
 
 
 class Lab:
-    """An engine, small models to try it on, and what stage 1 makes of them.
+    """An engine, small models to try it on, and stage 1's results for them.
 
     Args:
         own: the engine.
         folder: for the models.
-        tell: is told which case begins, for when it does not end.
+        tell: is called with each case as it begins, in case it does not end.
     """
 
     def __init__(self, own: OwnEngine, folder: Path, tell: Callable[[str], None] = lambda case: None):
@@ -199,7 +201,7 @@ class Lab:
         return Network(self.first(model).engine.runner.model)
 
     def llm(self, model: Path | None = None, **options):
-        """The engine with a model, whose weights stay what they are. Raises Missing if there is no such option."""
+        """The engine with a model, without quantization. Raises Missing if there is no such option."""
         return self._made(self.own.engine, model, options)
 
     def stepper(self, **options):
@@ -219,7 +221,7 @@ class Lab:
 
     @functools.cache  # noqa: B019
     def shared(self, model: Path | None = None, **options):
-        """The same, one for all checks."""
+        """The same, shared by all checks."""
         return self.llm(model, **options)
 
     def params(self, settings: Settings):
@@ -241,11 +243,11 @@ class Lab:
 
     def stats(self, llm):
         if getattr(llm, "stats", None) is None:
-            raise Missing("LLM has no `stats`, so what it computes is not known")
+            raise Missing("LLM has no `stats`, so there is no count of what it computes")
         return llm.stats
 
     def counted(self, llm, *names: str) -> list[int]:
-        """These counters of an engine. Raises Missing if it does not keep one."""
+        """These counters of an engine. Raises Missing if it lacks one of them."""
         stats = self.stats(llm)
         if lost := [name for name in names if not hasattr(stats, name)]:
             raise Missing(f"`stats` has no counter {lost[0]!r}")
@@ -253,7 +255,7 @@ class Lab:
 
     @contextlib.contextmanager
     def case(self, case: str) -> Iterator[None]:
-        """What the engine raises in this block is told with the case."""
+        """An error that the engine raises in this block is shown with the case."""
         self.tell(case)
         try:
             yield
@@ -263,7 +265,7 @@ class Lab:
             raise Wrong(case, "no error", self.where(error)) from error
 
     def where(self, error: BaseException) -> str:
-        """What an error says, and at which line of the engine's files it came up."""
+        """The error's message, and the line of the engine's files that raised it."""
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         frames = [
             f for f in traceback.extract_tb(error.__traceback__) if self.own.directory in Path(f.filename).parents
@@ -275,7 +277,7 @@ class Lab:
     def run(
         self, case: str, prompts: Sequence, settings: Settings | Sequence[Settings], llm=None, only: int | None = 0
     ) -> list[Result]:
-        """What the engine makes of prompts, in their order.
+        """The engine's results for prompts, in order.
 
         settings: one for all, or one for each.
         """
@@ -292,7 +294,7 @@ class Lab:
     def expected(
         self, prompts: Sequence, settings: Settings | Sequence[Settings], model: Path | None = None
     ) -> list[Result]:
-        """What stage 1 makes of them."""
+        """Stage 1's results for them."""
         alike = isinstance(settings, dict)
         params = [FIRST.SamplingParams(**one) for one in ([settings] * len(prompts) if alike else settings)]
         return [Result.of(o.outputs[0]) for o in self.first(model or self.model()).generate(list(prompts), params)]
@@ -308,7 +310,7 @@ class Lab:
     ) -> None:
         """Raise Wrong unless greedy tokens are the expected ones, up to a near-tie.
 
-        likely: from the place of the first difference to what is likely wrong.
+        likely: from the position of the first difference to the likely mistake.
         """
         pairs = zip(got, expected, strict=False)
         at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(got), len(expected)))
@@ -318,12 +320,14 @@ class Lab:
             logits = self.network(model or self.model()).logits(prompt + expected[:at])
             if logits[expected[at]] - logits[got[at]] < NEAR_TIE:
                 return
-            case = f"{case}: from its token {at} on (position {len(prompt) + at - 1} is the last one computed for it)"
+            case = (
+                f"{case}: from output token {at} on (position {len(prompt) + at - 1} is the last one computed for it)"
+            )
             raise Wrong(case, expected[at : at + 8], got[at : at + 8], likely(at))
         raise Wrong(case, f"{len(expected)} tokens", f"{len(got)} tokens", likely(at))
 
     def refused(self, case: str, call: Callable[[], object], names: str, likely: str = "") -> None:
-        """Raise Wrong unless a call raises a ValueError whose message has this word."""
+        """Raise Wrong unless a call raises a ValueError whose message contains this word."""
         self.tell(case)
         wanted = f"a ValueError that names {names!r}, before anything is computed"
         try:

@@ -1,4 +1,4 @@
-"""Runs milestones on an engine, in a process of its own that is ended if the engine does not end."""
+"""Runs milestones on an engine, in a separate process that is stopped if the engine does not end."""
 
 import argparse
 import functools
@@ -19,8 +19,8 @@ from exercises.grading import Wrong
 
 from . import MILESTONES
 
-# What comes of a check: (its milestone's number, what it checks, state, message), the state one of these. "case" says
-# only what it is about to do.
+# The outcome of a check: (milestone's number, what it checks, state, message), the state one of these. "case" only
+# announces what comes next.
 PASSED, MISSING, WRONG, BLANK, CASE = "passed", "missing", "wrong", "not written", "case"
 Outcome = tuple[int, str, str, str]
 
@@ -30,7 +30,7 @@ def outcomes(
 ) -> Iterator[Outcome]:
     """Check an engine in this process, up to the first check that fails.
 
-    tell: is told which case of which milestone begins, for when it does not end.
+    tell: is called with each case and its milestone as it begins, in case it does not end.
     """
     from tools.engines import OwnEngine
 
@@ -74,9 +74,9 @@ def outcomes_in_time(
     patience: float = child.PATIENCE,
     quiet: bool = False,
 ) -> Iterator[Outcome]:
-    """The same in a process of its own. A check that computes for longer than this, or takes longer, fails.
+    """The same in a separate process. A check that computes, or takes, longer than this fails.
 
-    quiet: what the engine prints is not shown.
+    quiet: don't show what the engine prints.
 
     Raises ValueError if there is no engine in the directory.
     """
@@ -92,11 +92,11 @@ def outcomes_in_time(
                 yield got
     except child.Stopped as error:
         lines = [*([f"case:      {case}"] if case else []), f"got:       {error}"]
-        yield number, "it comes to an end", WRONG, "\n".join(lines)
+        yield number, "it ends", WRONG, "\n".join(lines)
 
 
 def _tell_outcomes(tell: child.Tell, directory: Path, numbers: Sequence[int]) -> None:
-    tqdm.set_lock(threading.RLock())  # its own is a semaphore, of which the system would tell that it was left behind
+    tqdm.set_lock(threading.RLock())  # tqdm's own lock is a semaphore, which would be reported as leaked
     tell.where = functools.partial(_where, directory)
     try:
         for outcome in outcomes(directory, numbers, lambda number, case: tell((number, "", CASE, case))):
@@ -109,7 +109,7 @@ def _tell_outcomes(tell: child.Tell, directory: Path, numbers: Sequence[int]) ->
 
 
 def _where(directory: Path, spots: list[child.Spot]) -> str:
-    """The line of the engine that it has reached."""
+    """The line of the engine that it had reached."""
     own = [
         (Path(f.f_code.co_filename), line)
         for f, line, _ in spots
@@ -135,11 +135,11 @@ def grade_engine(
     return Grade("passed" if passed else "failing", said, what, states.count(PASSED), num_checks)
 
 
-# --- Telling ----------------------------------------------------------------------------------------------------------
+# --- Output ----------------------------------------------------------------------------------------------------------
 
 
 def check_engine(directory: Path, numbers: Sequence[int]) -> int:
-    """`python -m exercises engine`: run the milestones in order, tell of each check; the exit status."""
+    """`python -m exercises engine`: run the milestones in order, print each check; returns the exit status."""
     results = outcomes_in_time(directory, numbers)
     for place, (number, checks) in enumerate(itertools.groupby(results, key=lambda outcome: outcome[0])):
         print(f"milestone {number}, {MILESTONES[number - 1].title}", flush=True)
@@ -149,7 +149,7 @@ def check_engine(directory: Path, numbers: Sequence[int]) -> int:
             tell_check(what, state, message)
         if not tell_milestone(number, states, time.monotonic() - started):
             blank = states[-1] == BLANK
-            then = "Write it, then run this again" if blank else f"exercises/engine.md, milestone {number}, says more"
+            then = "Write it, then run this again" if blank else f"See exercises/engine.md, milestone {number}"
             print(f"\n{place} of {len(numbers)} passed. {then}.")
             return 1
     print(f"\n{'All' if len(numbers) == len(MILESTONES) else 'These are'} passed. Your engine on the ladder:")
@@ -165,18 +165,16 @@ def tell_check(what: str, state: str, message: str) -> None:
 
 
 def tell_milestone(number: int, states: list[str], seconds: float) -> bool:
-    """What comes of a milestone whose checks ended in these states: whether it is passed."""
+    """Print the outcome of a milestone from its checks' states; returns whether it passed."""
     if states[-1] in (WRONG, BLANK):
         return False
     if PASSED not in states:
-        print("  nothing of this is there yet")
+        print("  nothing of this milestone is written yet")
         return False
     missing = states.count(MISSING)
-    print(f"  passed in {seconds:.0f} s" + (f", but for {missing} that could not be checked" if missing else ""))
+    print(f"  passed in {seconds:.0f} s" + (f", except for {missing} that could not be checked" if missing else ""))
     if number < len(MILESTONES):
-        print(
-            f"  open now: milestone {number + 1}, {MILESTONES[number].title} (python -m exercises start {number + 1})"
-        )
+        print(f"  next: milestone {number + 1}, {MILESTONES[number].title} (python -m exercises start {number + 1})")
     return True
 
 
@@ -187,8 +185,8 @@ def shown(directory: Path) -> str:
 def main(argv: Sequence[str]) -> int:
     """The command `engine`."""
     parser = argparse.ArgumentParser(prog="python -m exercises engine", description=check_engine.__doc__)
-    parser.add_argument("--directory", type=Path, default=Path("mine"), help="whose engine; default: mine")
-    parser.add_argument("milestones", type=int, nargs="*", metavar="N", help="which; default: all eight")
+    parser.add_argument("--directory", type=Path, default=Path("mine"), help="the engine's directory; default: mine")
+    parser.add_argument("milestones", type=int, nargs="*", metavar="N", help="which milestones; default: all eight")
     args, numbers = parser.parse_args(argv), [milestone.number for milestone in MILESTONES]
     if unknown := [number for number in args.milestones if number not in numbers]:
         parser.error(f"there is no milestone {unknown[0]}; there are 1 to {numbers[-1]}")

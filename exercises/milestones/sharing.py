@@ -1,4 +1,4 @@
-"""Milestone 6, sharing: what has been computed once is found again, and never for the wrong prompt."""
+"""Milestone 6, sharing: what was computed once is found again, and never for the wrong prompt."""
 
 from exercises.grading import expect, require
 
@@ -6,16 +6,16 @@ from .blocks import BLOCK, num_blocks, paged
 from .lab import Lab, Missing, greedy, prompts_of, seeded
 
 WHOLE_PREFIX = (
-    "a block was found by its own tokens alone; but keys and values depend on all tokens before them: what names a "
-    "block has to name its whole prefix, and to compare it"
+    "a block was found by its own tokens alone, but keys and values depend on all tokens before them: a block's key "
+    "must stand for its whole prefix, and be compared in full"
 )
-EVICTED = "a block that was given to somebody else can still be found: who takes a block has to make it forgotten"
+EVICTED = "a block that was given to another request can still be found: evict a block's entry when the block is taken"
 
 
 def cached(lab: Lab, case: str, llm, prompt: list[int], num: int = 4, likely: str = "") -> int:
-    """How much of a prompt was found; its tokens are compared, too.
+    """How much of a prompt was found in the cache; its tokens are compared too.
 
-    likely: what is wrong if something was found and the tokens are others.
+    likely: the message if something was found and the tokens differ.
     """
     with lab.case(case):
         output = llm.generate([prompt], lab.params(greedy(num)))[0]
@@ -37,9 +37,9 @@ def check_hits(lab: Lab) -> None:
         expect(f"{case}, for the first time: num_cached_tokens", cached(lab, case, llm, prompt), 0)
         (before,) = lab.counted(llm, "num_tokens_computed")
         known = {
-            "all of it was taken; but the last token has to be computed, for someone has to say what follows": length,
-            "nothing was found, or it was not told: a full block is findable under its tokens and its prefix, also "
-            "when nobody holds it, and `num_cached_tokens` says how much was found": 0,
+            "the whole prompt was taken from the cache, but its last token must be computed, for its logits": length,
+            "nothing was found, or it was not reported: a full block can be found by its tokens and prefix, even "
+            "when no request holds it, and `num_cached_tokens` says how much was found": 0,
         }
         right = (length - 1) // BLOCK * BLOCK
         expect(f"{case}, for the second time: num_cached_tokens", cached(lab, case, llm, prompt), right, known)
@@ -49,12 +49,12 @@ def check_hits(lab: Lab) -> None:
             f"{case}, for the second time: tokens computed",
             enough,
             f"you computed {computed} tokens where {enough} suffice",
-            "it was found and computed all the same",
+            "it was found, but computed again",
         )
 
 
 def check_chain(lab: Lab) -> None:
-    """wrong hits: the same block behind another prefix is another block"""
+    """wrong hits: the same tokens after another prefix are another block"""
     a, b, c = (prompts_of(BLOCK, seed=seed)[0] for seed in (1, 2, 3))
     llm, end = paged(lab, block_size=BLOCK), [5, 6]
     cached(lab, "the blocks A, B", llm, a + b + end)
@@ -73,12 +73,12 @@ def check_chain(lab: Lab) -> None:
 
 
 def check_answers(lab: Lab) -> None:
-    """outputs are found, too: the next turn of a chat"""
+    """outputs are found too: the next turn of a chat"""
     prompt, llm = prompts_of(10, seed=6)[0], paged(lab, block_size=BLOCK)
-    case = "a prompt of 10 tokens with an output of 11, and then both with one token more as a prompt"
+    case = "a prompt of 10 tokens with an output of 11, and then both plus one more token as a prompt"
     answer = lab.expected([prompt], greedy(11))[0].token_ids
     cached(lab, case, llm, prompt, 11)
-    known = {"only blocks of the prompt were found: those that the output fills are as good": 8}
+    known = {"only blocks of the prompt were found: those that the output filled count too": 8}
     expect(f"{case}: num_cached_tokens", cached(lab, case, llm, [*prompt, *answer, 7]), 20, known)
 
 
@@ -95,19 +95,19 @@ def check_together(lab: Lab) -> None:
             f"{case}: request {i}",
             got[i].token_ids,
             alone,
-            likely="does somebody write to a block that others hold? only full blocks are shared",
+            likely="does a request write to a block that others hold? share only full blocks",
         )
 
 
 def check_eviction(lab: Lab) -> None:
-    """a small pool: what was found is used, what is overwritten is not found"""
+    """a small pool: what is found is used, and what was overwritten is not found"""
     prompts, llm = prompts_of(17, 14, 18, 12, seed=8), paged(lab, block_size=BLOCK, num_blocks=8)
     for turn, i in enumerate([0, 1, 0, 2, 3, 0, 1, 1, 3, 2, 0]):
-        case = f"num_blocks=8, prompt {i} as number {turn}, after others that took its blocks"
+        case = f"num_blocks=8, prompt {i} in turn {turn}, after others took its blocks"
         found = cached(lab, case, llm, prompts[i], 6, EVICTED)
         most = (len(prompts[i]) - 1) // BLOCK * BLOCK
         require(found <= most, f"{case}: num_cached_tokens", f"at most {most}", found)
-    case = "num_blocks=8: one that needs all of them, after all that"
+    case = "num_blocks=8: a request that needs all of them, after all that"
     prompt = prompts_of(20, seed=9)[0]
     cached(lab, case, llm, prompt, 8 * BLOCK - 20 + 1)
 
@@ -131,7 +131,7 @@ def check_completions(lab: Lab) -> None:
             logprobs[i],
             right,
             tolerance=1e-3,
-            likely="a block that several hold was written by one of them: who writes first takes a copy",
+            likely="one completion wrote to a block that several hold: the first to write takes a copy",
         )
     (computed,) = lab.counted(llm, "num_tokens_computed")
     enough = 10 + 3 * (num - 1)
@@ -144,7 +144,7 @@ def check_completions(lab: Lab) -> None:
         known.get(computed, ""),
     )
     one = lab.run("the same with n=1", [prompt], seeded(num, 5), llm)[0].token_ids
-    expect("completion 0 of n=3, and the only one of n=1", completions[0], one)
+    expect("completion 0 with n=3, and the only one with n=1", completions[0], one)
     pool = num_blocks(10 + num - 1) + 1
     case = f"n=3 in a pool of {pool} blocks, too small for three of them at once"
     again = lab.llm(block_size=BLOCK, num_blocks=pool)

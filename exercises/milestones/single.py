@@ -20,11 +20,11 @@ def check_first_token(lab: Lab) -> None:
 def check_logprobs(lab: Lab) -> None:
     """how likely that token is, to four digits"""
     if not lab.has("logprobs", 1):
-        raise Missing("SamplingParams has no 'logprobs', so small errors of the model stay unseen")
+        raise Missing("SamplingParams has no 'logprobs', so small errors in the model go unnoticed")
     prompts, network = prompts_of(*LENGTHS), lab.network(lab.model())
     case = "prompts of 3, 1, 9 and 30 tokens, logprobs=1: the log-probability of the first token"
     got = [lab.run(case, [prompt], greedy(1, logprobs=1))[0].logprobs for prompt in prompts]
-    require(all(got), case, "one for each", "none", "they were asked for, and none came")
+    require(all(got), case, "one for each", "none", "logprobs=1 was requested, and there are none")
     mistakes = [network.mistakes(prompt) for prompt in prompts]
     known = {said: [[float(logits[said].log_softmax(-1).max())] for logits in mistakes] for said in mistakes[0]}
     expected = [result.logprobs for result in lab.expected(prompts, greedy(1, logprobs=1))]
@@ -42,16 +42,14 @@ def check_greedy(lab: Lab) -> None:
             prompt,
             got.token_ids,
             expected.token_ids,
-            likely=lambda at: (
-                "is the token that was chosen put behind the sequence before the next pass?" if at else ""
-            ),
+            likely=lambda at: "is the chosen token appended to the sequence before the next pass?" if at else "",
         )
         expect(f"{case}: its finish_reason", got.finish_reason, "length")
 
 
 def check_order(lab: Lab) -> None:
     """results in the order of the prompts, each with its prompt and its text"""
-    # Of equal lengths: what is wrong with a batch of unequal ones is milestone 2's to say.
+    # Of equal lengths: mistakes with unequal ones are milestone 2's business.
     prompts, case = prompts_of(5, 5, 5), "three prompts of 5 tokens in one call of generate"
     with lab.case(case):
         outputs = lab.shared().generate(prompts, lab.params(greedy(6)))
@@ -72,19 +70,19 @@ def check_end_token(lab: Lab) -> None:
     ids = lab.expected([prompt], greedy(20))[0].token_ids
     at = next(i for i in range(4, 20) if ids[i] not in ids[:i] + prompt)
     model, params = lab.model(eos=ids[at]), {"temperature": 0, "max_tokens": 20}
-    case = f"the model's end token ({ids[at]}) is what it would say at place {at} of 20"
+    case = f"the model's end token ({ids[at]}) is what it would choose at place {at} of 20"
     got = lab.run(case, [prompt], params, lab.shared(model))[0]
-    known = {"the end token is part of token_ids: the model made it": ids[:at], "the end token ended nothing": ids}
+    known = {"the end token is part of token_ids: the model chose it": ids[:at], "the end token ended nothing": ids}
     expect(f"{case}: token_ids", got.token_ids, ids[: at + 1], known)
     expect(f"{case}: finish_reason and stop_reason", ended(got), "'stop' and None")
     expected = lab.expected([prompt], params, model)[0]
-    said = {"the end token's text is no part of the text": lab.expected([prompt], greedy(at + 1))[0].text}
+    said = {"the end token's text is not part of the text": lab.expected([prompt], greedy(at + 1))[0].text}
     expect(f"{case}: text", got.text, expected.text, said)
     prompt = [prompt[0], ids[at], *prompt[1:]]
-    case = "the end token stands in the prompt"
+    case = "the end token is in the prompt"
     got = lab.run(case, [prompt], params, lab.shared(model))[0].token_ids
     right = lab.expected([prompt], params, model)[0].token_ids
-    likely = "the end token is looked for in the prompt, too; look for it in new tokens only"
+    likely = "the end token was found in the prompt; look for it in new tokens only"
     expect(f"{case}: token_ids", got, right, {likely: right[: len(got)]} if len(got) < 2 else {})
 
 
@@ -93,13 +91,13 @@ def check_stop_texts(lab: Lab) -> None:
     prompt = prompts_of(5, seed=1)[0]
     text = lab.expected([prompt], greedy(40))[0].text
     stops = [text[3:4], text[9:14], text[2:17], ["zzz", text[20:24], text[7:10]]]
-    stops += [[text[6:10], text[8:10]], [text[8:10], text[6:10]]]  # both are there at once: the first one counts
+    stops += [[text[6:10], text[8:10]], [text[8:10], text[6:10]]]  # both appear at once: the first one counts
     at_last = len(lab.expected([prompt], greedy(40, stop=text[9:14]))[0].token_ids)
     for stop, num in [*((stop, 40) for stop in stops), (text[9:14], at_last)]:
         params, case = greedy(num, stop=stop), f"the text goes on {text[:30]!r} …, stop={stop!r}, {num} tokens"
         got, expected = lab.run(case, [prompt], params)[0], lab.expected([prompt], params)[0]
         known = {
-            "the stop text is no part of the text": expected.text + str(expected.stop_reason),
+            "the stop text is not part of the text": expected.text + str(expected.stop_reason),
             "the stop text ended nothing; it may begin in one token and end in a later one": text,
         }
         expect(f"{case}: text", got.text, expected.text, known)
@@ -107,12 +105,17 @@ def check_stop_texts(lab: Lab) -> None:
             f"{case}: token_ids",
             got.token_ids,
             expected.token_ids,
-            likely="it ends with the token that completes the stop text, which is kept",
+            likely="token_ids ends with the token that completes the stop text, and keeps it",
         )
         expect(f"{case}: finish_reason and stop_reason", ended(got), ended(expected))
-    case = "stop='a fox', which only the prompt has"
+    case = "stop='a fox', which is only in the prompt"
     got = lab.run(case, ["a fox"], greedy(6, stop="a fox"))[0]
-    expect(f"{case}: tokens", len(got.token_ids), 6, likely="a stop text is looked for in the prompt, too")
+    expect(
+        f"{case}: tokens",
+        len(got.token_ids),
+        6,
+        likely="a stop text was found in the prompt; look for it in the output only",
+    )
 
 
 def check_stop_tokens(lab: Lab) -> None:
@@ -125,7 +128,9 @@ def check_stop_tokens(lab: Lab) -> None:
         params, case = greedy(12, **more), f"greedy, {more}"
         got, expected = lab.run(case, [prompt], params)[0], lab.expected([prompt], params)[0]
         early = len(got.token_ids) < more.get("min_tokens", 0)
-        likely = "before min_tokens there are, nothing but max_tokens and the context ends an output" if early else ""
+        likely = (
+            "before min_tokens are reached, only max_tokens and the context's end can end an output" if early else ""
+        )
         known = {f"{next(iter(more))} is ignored": ids}
         expect(f"{case}: token_ids", got.token_ids, expected.token_ids, known, likely=likely)
         expect(f"{case}: stop_reason", got.stop_reason, expected.stop_reason)
@@ -135,7 +140,7 @@ def check_context(lab: Lab) -> None:
     """the end of the context: outputs end there, and longer prompts are refused"""
     prompt, case = prompts_of(60)[0], "a prompt of 60 tokens and max_tokens=50, a context of 64"
     got = lab.run(case, [prompt], greedy(50))[0]
-    known = {"the sequence was cut at its beginning, silently, to go on: what is told is no longer the prompt's": 50}
+    known = {"the sequence was silently cut at its beginning to go on: the output no longer follows the prompt": 50}
     expect(f"{case}: tokens", len(got.token_ids), 4, known)
     expect(f"{case}: finish_reason", got.finish_reason, "length")
     for length in (64, 80):
@@ -157,7 +162,7 @@ def check_arguments(lab: Lab) -> None:
                 call(no_such_thing=1)
             except TypeError:
                 continue
-            raise Wrong(case, "a TypeError", "no error", "what is accepted and ignored misleads whoever asks for it")
+            raise Wrong(case, "a TypeError", "no error", "an argument that is accepted but ignored misleads the caller")
     for field, value in (("temperature", -1), ("top_p", 0), ("max_tokens", 0), ("stop", "")):
         lab.refused(f"SamplingParams({field}={value!r})", lambda f=field, v=value: lab.params({f: v}) and None, field)
 
@@ -169,7 +174,7 @@ def check_parameters(lab: Lab) -> None:
         "greedy": lab.expected([prompt], greedy(16))[0].token_ids,
         "drawn": lab.expected([prompt], seeded(16, 5))[0].token_ids,
     }
-    narrow = {"top_k": 1, "top_p": 1e-9, "min_p": 1.0}  # with each of these only the best token is left
+    narrow = {"top_k": 1, "top_p": 1e-9, "min_p": 1.0}  # each of these leaves only the best token
     penalties = {"repetition_penalty": 3.0, "frequency_penalty": 2.0, "presence_penalty": 3.0}
     for field, value in {**narrow, **penalties}.items():
         if not lab.has(field, value):
@@ -191,10 +196,10 @@ def check_seeds(lab: Lab) -> None:
     prompt = prompts_of(4)[0]
     draws = [lab.run(f"seed={seed}, 20 tokens", [prompt], seeded(20, seed))[0].token_ids for seed in (3, 3, 4)]
     expect(
-        "two requests with seed 3, one behind the other",
+        "two requests with seed 3, one after the other",
         draws[1],
         draws[0],
-        likely="the seed does not begin anew with each request: a draw goes by what was drawn before",
+        likely="the seed does not start over with each request: a draw depends on earlier draws",
     )
     require(draws[2] != draws[0], "seed 4 after seed 3", "other tokens", "the same", "the seed is ignored")
     unseeded = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
@@ -205,15 +210,15 @@ def check_seeds(lab: Lab) -> None:
 
 
 def check_refusals(lab: Lab) -> None:
-    """one bad prompt is told before anything is computed"""
+    """a bad prompt is refused before anything is computed"""
     llm = lab.shared()
-    for bad, what in (([], "is empty"), ([1, END + 1], f"has token {END + 1}, the model knows {END + 1} tokens")):
+    for bad, what in (([], "is empty"), ([1, END + 1], f"has token {END + 1}, but the model has {END + 1} tokens")):
         before = lab.counted(llm, "num_forwards") if hasattr(llm, "stats") else None
         lab.refused(
-            f"three prompts, of which number 2 {what}",
+            f"three prompts; number 2 {what}",
             lambda bad=bad: llm.generate([[1, 2], [3], bad], lab.params(greedy(4))) and None,
             "2",
-            "look at all prompts before the first is computed: one bad one must not cost the others their work",
+            "check all prompts before computing the first: a bad one must not cost the others their work",
         )
         after = lab.counted(llm, "num_forwards") if before else None
         expect("forward passes that the bad prompt cost", after, before)
@@ -243,18 +248,18 @@ def check_stream(lab: Lab) -> None:
     texts, ids, reasons = streamed(lab, case, llm, prompts, settings)
     expect(f"{case}: token_ids, joined", ids, [result.token_ids for result in whole])
     broken = sum(text.count("\ufffd") for text in texts) > sum(result.text.count("\ufffd") for result in whole)
-    likely = "a character whose bytes come with two tokens was told in halves" if broken else ""
+    likely = "a character whose bytes come in two tokens was sent in halves" if broken else ""
     expect(f"{case}: texts, joined", texts, [result.text for result in whole], likely=likely)
     expect(f"{case}: the finish_reason of each last event", reasons, [result.finish_reason for result in whole])
 
 
 def check_held_back(lab: Lab) -> None:
-    """streams: what may become a stop text is held back, and told at the end if it did not"""
+    """streams: what may become a stop text is held back, and sent at the end if it did not"""
     prompt = prompts_of(5, seed=1)[0]
     text = lab.expected([prompt], greedy(20))[0].text
     for stop, right, likely in (
-        (text[9:14], text[:9], "the beginning of a stop text was told before it was whole"),
-        (text[-3:] + "#", text, "what was held back was not told when the output ended without the stop text"),
+        (text[9:14], text[:9], "the beginning of a stop text was sent before it was complete"),
+        (text[-3:] + "#", text, "held-back text was not sent when the output ended without the stop text"),
     ):
         case = f"the text goes on {text!r}, stop={stop!r}, as a stream"
         texts, _, _ = streamed(lab, case, lab.shared(), [prompt], [greedy(20, stop=stop)])

@@ -13,7 +13,7 @@ NEEDED = ("add_request", "step", "has_unfinished_requests")
 
 
 def slot_passes(outputs: Sequence[int], slots: int) -> int:
-    """Forward passes if every request takes the first slot that is free, and keeps it for all its tokens."""
+    """Forward passes if every request takes the first free slot, and keeps it for all its tokens."""
     free = [0] * slots
     for n in outputs:
         heapq.heappush(free, heapq.heappop(free) + n)
@@ -33,7 +33,7 @@ class Run:
     """Requests in an engine that is stepped by hand.
 
     Attributes:
-        tokens: request id -> its tokens so far; times: request id -> the step at which each of them came.
+        tokens: request id -> its tokens so far; times: request id -> the step in which each of them came.
     """
 
     def __init__(self, lab: Lab, llm, case: str):
@@ -54,7 +54,9 @@ class Run:
         for output in outputs:
             name, ids = output.request_id, list(output.outputs[0].token_ids)
             if name in self.finished:
-                raise Wrong(self.case, f"no news of request {name!r}", ids, "it was told to be finished before")
+                raise Wrong(
+                    self.case, f"no further results for request {name!r}", ids, "it was reported as finished before"
+                )
             self.times[name] += [self.num_steps] * (len(ids) - len(self.tokens[name]))
             self.tokens[name] = ids
             self.finished |= {name} if output.finished else set()
@@ -69,7 +71,7 @@ class Run:
 
 
 def check_passes(lab: Lab) -> None:
-    """slots: who ends leaves at once, and the next one joins"""
+    """slots: a finished request leaves at once, and the next one joins"""
     case = f"outputs of {OUTPUTS}, {AT_ONCE} slots"
     (num_forwards,) = after_batches(lab, case, "num_forwards")
     enough = slot_passes(OUTPUTS, AT_ONCE)
@@ -86,14 +88,14 @@ def check_passes(lab: Lab) -> None:
 
 
 def check_padding(lab: Lab) -> None:
-    """no padding: what is computed is asked for"""
+    """no padding: everything that is computed is needed"""
     case = f"prompts of {LENGTHS} tokens, outputs of {OUTPUTS}"
     computed, padding = after_batches(lab, case, "num_tokens_computed", "num_padding_tokens")
     expect(
         f"{case}: num_padding_tokens",
         padding,
         0,
-        likely="a step's tokens need no rectangle: put them one behind the other, each with its position and its slot",
+        likely="a step's tokens need no rectangle: concatenate them, each with its position and its slot",
     )
     expect(f"{case}: num_tokens_computed", computed, sum(p + n - 1 for p, n in zip(LENGTHS, OUTPUTS, strict=True)))
 
@@ -116,12 +118,14 @@ def check_joining(lab: Lab) -> None:
             f"{case}: request {i}",
             run.tokens[str(i)],
             alone,
-            likely="is what the request before left in its slot still read?" if arrivals[i] > min(arrivals) else "",
+            likely="does it still read what the previous request left in its slot?"
+            if arrivals[i] > min(arrivals)
+            else "",
         )
 
 
 def check_budget(lab: Lab) -> None:
-    """a long prompt comes in pieces, and holds up nobody's tokens"""
+    """a long prompt comes in pieces, and delays no other request's tokens"""
     case = "one request runs, a prompt of 40 tokens joins it, max_num_batched_tokens=8"
     run = Run(lab, stepped(lab, max_num_batched_tokens=8, max_num_seqs=4), case)
     run.add("short", prompts_of(3)[0], greedy(30))
@@ -137,14 +141,14 @@ def check_budget(lab: Lab) -> None:
         f"{case}: tokens computed in each step",
         "at most 8",
         computed,
-        "the budget is for a whole step: decodes take of it too",
+        "the budget is for the whole step: decodes count too",
     )
     steps = list(range(run.num_steps))
     expect(
-        f"{case}: the steps in which the one that runs gets a token",
+        f"{case}: the steps in which the running request gets a token",
         run.times["short"],
         steps,
-        likely="decodes come first; a prompt takes what is left of the budget",
+        likely="decodes come first; a prompt gets what is left of the budget",
     )
     enough = -(-40 // 7)
     require(
@@ -162,7 +166,7 @@ def check_budget(lab: Lab) -> None:
             prompt,
             run.tokens[name],
             right,
-            likely=lambda at: "a piece continues where the piece before ended: position, slot, what it reads",
+            likely=lambda at: "a piece continues where the previous one ended: position, slot, what it reads",
         )
 
 
@@ -182,7 +186,7 @@ def check_abort(lab: Lab) -> None:
         run.llm.abort_request("d")
         run.llm.abort_request("nobody")
     seen = len(run.tokens["a"])
-    run.finished -= {"a", "d"}  # whether an abort is told is the engine's choice
+    run.finished -= {"a", "d"}  # whether an abort is reported is the engine's choice
     run.to_the_end()
     require(
         len(run.tokens["a"]) == seen and not run.tokens["d"],
@@ -200,14 +204,14 @@ def check_abort(lab: Lab) -> None:
 
 
 def check_bad_request(lab: Lab) -> None:
-    """a bad request is refused when it comes, and those that run go on"""
+    """a bad request is refused when it is added, and running ones go on"""
     run = Run(lab, stepped(lab, max_num_seqs=2), "a request runs, and a bad one comes")
     prompt = prompts_of(4)[0]
     run.add("good", prompt, greedy(8))
     run.step()
     bad = {
         "an empty prompt": [],
-        f"token {END + 1}, which there is not": [END + 1],
+        f"token {END + 1}, which does not exist": [END + 1],
         "65 tokens, the context 64": [1] * 65,
     }
     for what, tokens in bad.items():
@@ -215,14 +219,14 @@ def check_bad_request(lab: Lab) -> None:
             f"a request runs, and one with {what} is added",
             lambda tokens=tokens: run.llm.add_request("bad", tokens, lab.params(greedy(4))) and None,
             "",
-            "what can't be computed is refused by add_request; in a step it would cost everybody their work",
+            "add_request must refuse what can't be computed; in a step it would cost all requests their work",
         )
     run.to_the_end()
     lab.same_tokens(run.case, prompt, run.tokens["good"], lab.expected([prompt], greedy(8))[0].token_ids)
 
 
 def check_crowd(lab: Lab) -> None:
-    """sixty requests through four slots: each ends once, nobody is lost"""
+    """sixty requests in four slots: each ends once, none is lost"""
     rng = random.Random(1)
     lengths = [rng.randrange(1, 30) for _ in range(60)]
     outputs = [rng.randrange(1, 12) for _ in lengths]
@@ -238,4 +242,6 @@ def check_crowd(lab: Lab) -> None:
     firsts = [run.times[str(i)][0] for i in range(60)]
     late = next((i for i in range(1, 60) if firsts[i] < firsts[i - 1]), None)
     order = "request i gets its first token no later than request i + 1"
-    require(late is None, f"{case}: in which step each got its first token", order, firsts, "the queue is not in order")
+    require(
+        late is None, f"{case}: the step in which each got its first token", order, firsts, "the queue is not in order"
+    )

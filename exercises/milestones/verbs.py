@@ -1,5 +1,5 @@
-"""The verbs of the loop, each by itself, before the whole engine runs: what it is given by hand, and what has to come.
-The first case of a verb is a step that the chapter of its stage works by hand."""
+"""The verbs of the loop, each checked separately before the whole engine runs, with input and result written by hand.
+The first case of a verb is a step that its stage's chapter works out by hand."""
 
 import copy
 import importlib
@@ -19,12 +19,12 @@ PROMPTS = ([7, 4, 1, 9], [3, 8])  # of four tokens, and of two
 
 
 def part(lab: Lab, module: str, name: str) -> Any:
-    """A function or class of the engine's own. Raises Missing if the engine is built in another way."""
+    """A function or class of the engine. Raises Missing if the engine is built differently."""
     package = lab.own.LLM.__module__.split(".")[0]
     try:
         return getattr(importlib.import_module(f"{package}.{module}"), name)
     except (ImportError, AttributeError):
-        raise Missing(f"it has no `{name}` in {module}.py, so this verb is not checked by itself") from None
+        raise Missing(f"it has no `{name}` in {module}.py, so this verb is not checked separately") from None
 
 
 def batch_of(lab: Lab) -> Any:
@@ -32,7 +32,7 @@ def batch_of(lab: Lab) -> Any:
 
 
 def request(lab: Lab, prompt: Sequence[int], output: Sequence[int] = (), **settings: Any) -> Any:
-    """A request of the engine's own, with this output so far."""
+    """One of the engine's requests, with this output so far."""
     kind, params = part(lab, "request", "Request"), lab.params({"temperature": 0, "max_tokens": 9, **settings})
     try:
         made = kind(
@@ -47,14 +47,14 @@ def request(lab: Lab, prompt: Sequence[int], output: Sequence[int] = (), **setti
         )
         made.output_token_ids.extend(output)
     except (TypeError, AttributeError) as error:
-        raise Missing(f"its requests are of another kind ({error}), so this verb is not checked by itself") from None
+        raise Missing(f"its requests are built differently ({error}), so this verb is not checked separately") from None
     return made
 
 
 def engine_of(lab: Lab, **options: Any) -> Any:
     engine = getattr(lab.shared(**options), "engine", None)
     if engine is None:
-        raise Missing("LLM has no `engine`, so this verb is not checked by itself")
+        raise Missing("LLM has no `engine`, so this verb is not checked separately")
     return engine
 
 
@@ -63,7 +63,7 @@ def numbers(tensor: Any) -> Any:
 
 
 def of_logits(vocab_size: int, *best: int) -> Tensor:
-    """Logits of rows of which each has this best token."""
+    """Logits of rows with these best tokens."""
     return torch.nn.functional.one_hot(torch.tensor(best), vocab_size) * 9.0
 
 
@@ -76,19 +76,19 @@ def check_one_batch(lab: Lab) -> None:
     with lab.case(case):
         got = numbers(of(request(lab, PROMPTS[0], [5, 2]), CPU).token_ids)
     said = {
-        "stage 1 has no cache: the prompt goes through the model at every step": [5, 2],
-        "what came out so far belongs to the sequence": list(PROMPTS[0]),
+        "stage 1 has no cache: the prompt goes through the model in every step": [5, 2],
+        "the output so far belongs to the sequence": list(PROMPTS[0]),
     }
     expect(case, got, [*PROMPTS[0], 5, 2], said)
 
 
 def check_one_forward(lab: Lab) -> None:
-    """forward: the logits behind the last token"""
+    """forward: the logits after the last token"""
     of, runner, prompt = batch_of(lab), engine_of(lab).runner, prompts_of(9)[0]
     case, network = "Runner.forward, a prompt of 9 tokens", lab.network(lab.model())
     with lab.case(case), torch.inference_mode():
         got = runner.forward(of(request(lab, prompt), CPU))
-    said = {"the logits behind the last token alone are asked for": [9, SIZES["vocab_size"]]}
+    said = {"return only the logits after the last token": [9, SIZES["vocab_size"]]}
     expect(f"{case}: shape of the logits", list(got.shape), [SIZES["vocab_size"]], said)
     known = {said: logits.tolist() for said, logits in network.mistakes(prompt).items()}
     expect(f"{case}: the logits", got.tolist(), network.logits(prompt).tolist(), known, tolerance=1e-3)
@@ -100,7 +100,7 @@ def check_one_sample(lab: Lab) -> None:
     with lab.case("sample, temperature 0, token 42 is the best"):
         got = sample(logits, request(lab, PROMPTS[0]))
     pair = isinstance(got, tuple) and len(got) == 2
-    require(pair, "sample: what comes back", "(token, log-probabilities or None)", got)
+    require(pair, "sample: the result", "(token, log-probabilities or None)", got)
     expect("sample, temperature 0, token 42 is the best: the token", int(got[0]), 42)
     settings = {"temperature": 1.0, "top_k": 5}
     for made in ([], [3], [3, 3]):
@@ -108,7 +108,7 @@ def check_one_sample(lab: Lab) -> None:
         with lab.case(case):
             got = sample(logits / 9, request(lab, PROMPTS[0], made, **settings))[0]
         theirs = FIRST.make_request(FIRST.SamplingParams(**settings), PROMPTS[0], made, seed=5)
-        likely = "the number of a draw is uniform(request.seed, how many output tokens there are)"
+        likely = "the random number of a draw is uniform(request.seed, number of output tokens so far)"
         expect(case, int(got), int(FIRST.sample(logits[None] / 9, [theirs])[0][0]), likely=likely)
 
 
@@ -124,16 +124,16 @@ def check_one_draw(lab: Lab) -> None:
             random,
             "random logits",
             {"temperature": 1.0, "top_p": 0.95},
-            "the fewest likeliest tokens that hold at least p",
+            "keep the fewest likeliest tokens whose probabilities sum to at least p",
         ),
         (random * 3, "random logits", {"temperature": 0.7, "top_p": 0.5}, "top_p comes after the temperature"),
         (
             random * 3,
             "random logits",
             {"temperature": 1.5, "min_p": 0.2},
-            "kept is what is p times as likely as the best",
+            "keep tokens at least p times as likely as the best",
         ),
-        (equal, "four equal logits", {"temperature": 1.0, "top_p": 0.5}, "two of them hold p: the others are dropped"),
+        (equal, "four equal logits", {"temperature": 1.0, "top_p": 0.5}, "two of them reach p: the others are dropped"),
     ):
         case = f"sample, {what}, {settings}, seed 5, 0 to 39 tokens of output so far: the tokens"
         with lab.case(case):
@@ -153,7 +153,11 @@ def check_one_draw(lab: Lab) -> None:
         got = sample(torch.full((vocab_size,), float("nan")), request(lab, PROMPTS[0], temperature=1.0))
     kind = isinstance(got, ValueError)
     require(
-        kind, case, "a ValueError, returned", got, "`choose` raises it, and `sample` returns it: it ends one request"
+        kind,
+        case,
+        "a ValueError, returned",
+        got,
+        "`choose` raises the error, and `sample` returns it: it ends only this request",
     )
 
 
@@ -162,8 +166,10 @@ def check_one_end(lab: Lab) -> None:
     with lab.case(case := "add, the end token, ignore_eos=True: finish_reason"):
         one = request(lab, PROMPTS[0], ignore_eos=True)
         one.add(END)
-    expect(case, str(one.finish_reason), "None", likely="with ignore_eos the end token is a token like others")
-    expect("add, without log-probabilities: those of the request", list(one.logprobs), [], likely="None is not kept")
+    expect(case, str(one.finish_reason), "None", likely="with ignore_eos the end token is an ordinary token")
+    expect(
+        "add, without log-probabilities: the request's logprobs", list(one.logprobs), [], likely="None is not stored"
+    )
     with lab.case(
         case := "add, the first of the two bytes of é as the last token, and the stop text is \ufffd: both reasons"
     ):
@@ -183,7 +189,7 @@ def check_one_commit(lab: Lab) -> None:
             got = engine.commit(of(one, CPU), (42, None))
         expect(f"{case}: output_token_ids", list(one.output_token_ids), [42])
         expect(f"{case}: finish_reason", one.finish_reason, reason)
-        require(got == [one], f"{case}: what comes back", "the request, in a list", got, "those that got a token")
+        require(got == [one], f"{case}: the result", "the request, in a list", got, "the requests that got a token")
 
 
 # --- 2. A batch -------------------------------------------------------------------------------------------------------
@@ -199,16 +205,16 @@ def check_rows_batch(lab: Lab) -> None:
         batch = of(rows, CPU)
         got = numbers(batch.token_ids), numbers(batch.num_padding)
         counts = batch.num_tokens, batch.num_padding_tokens
-    likely = "rows are padded on the right: then the last column is padding in a short row"
-    expect(f"{case}: own tokens of the second row", got[0][1][2:], list(PROMPTS[1]), likely=likely)
+    likely = "rows are padded on the right: then a short row's last column is padding"
+    expect(f"{case}: the second row's own tokens", got[0][1][2:], list(PROMPTS[1]), likely=likely)
     expect(f"{case}: num_padding", got[1], [0, 2, 1])
     expect(f"{case}: live_rows", list(batch.live_rows), [0, 1], {"a row that has ended is not live": [0, 1, 2]})
-    said = {"padding is what goes through the model for nothing: a row that has ended, too": (6, 3)}
+    said = {"padding is everything that goes through the model in vain, including rows that have ended": (6, 3)}
     expect(f"{case}: num_tokens, num_padding_tokens", counts, (6, 6), said)
 
 
 def check_rows_forward(lab: Lab) -> None:
-    """forward: a row of logits for each that is live"""
+    """forward: one row of logits for each live row"""
     of, runner, prompts = batch_of(lab), engine_of(lab).runner, prompts_of(9, 3)
     case, network = "Runner.forward, prompts of 9 and 3 tokens in one batch", lab.network(lab.model())
     with lab.case(case), torch.inference_mode():
@@ -217,14 +223,14 @@ def check_rows_forward(lab: Lab) -> None:
     for row, prompt in enumerate(prompts):
         known = {said: logits.tolist() for said, logits in network.mistakes_in_company(prompt, 9).items()}
         right = network.logits(prompt).tolist()
-        expect(f"{case}: those of the row of {len(prompt)}", got[row].tolist(), right, known, tolerance=1e-3)
+        expect(f"{case}: logits of the row with {len(prompt)} tokens", got[row].tolist(), right, known, tolerance=1e-3)
 
 
 # --- 3. A cache -------------------------------------------------------------------------------------------------------
 
 
 def check_cache(lab: Lab) -> None:
-    """cache: new columns behind those that are filled, and all of them as a view"""
+    """cache: new columns after the filled ones, and all of them as a view"""
     kind, case = part(lab, "kv_cache", "KVCache"), "KVCache.update, three columns and then one"
     with lab.case(case):
         cache = kind(2, 1, 2, 8, 4, torch.float32, CPU)
@@ -233,10 +239,12 @@ def check_cache(lab: Lab) -> None:
         cache.length = 3
         keys, values = cache.update(1, *second)
     expected = torch.cat([first, second], dim=3)
-    expect(f"{case}: shape", list(keys.shape), [1, 2, 4, 4], {"all columns are wanted, not the new ones": [1, 2, 1, 4]})
+    expect(
+        f"{case}: shape", list(keys.shape), [1, 2, 4, 4], {"return all columns, not only the new ones": [1, 2, 1, 4]}
+    )
     expect(f"{case}: keys", keys.tolist(), expected[0].tolist())
     expect(f"{case}: values", values.tolist(), expected[1].tolist())
-    expect(f"{case}: length", cache.length, 3, {"the model moves it, when all layers have written": 4})
+    expect(f"{case}: length", cache.length, 3, {"the model moves it, after all layers have written": 4})
     with lab.case("bytes_per_token"):
         got = part(lab, "kv_cache", "bytes_per_token")(3, 48, torch.float32)
     expect("bytes_per_token, 3 layers of width 48 in float32", got, 1152, {"a key and a value": 576})
@@ -256,9 +264,11 @@ def check_cache_batch(lab: Lab) -> None:
             batch = of([request(lab, prompt, output) for prompt in PROMPTS], cache, CPU)
             got = numbers(batch.token_ids)
         got = [[0] * (len(row) - len(new)) + row[-len(new) :] for row, new in zip(got, own, strict=True)]
-        expect(case, got, expected, likely="what the cache has is not computed again" if filled else "")
+        expect(case, got, expected, likely="what is in the cache is not computed again" if filled else "")
         is_prefill = case.replace("token_ids", "is_prefill")
-        expect(is_prefill, bool(batch.is_prefill), not filled, likely="the prompts come when the cache is empty")
+        expect(
+            is_prefill, bool(batch.is_prefill), not filled, likely="the prompts are computed while the cache is empty"
+        )
     with lab.case(case := "Batch.of, a decode: one row has the output 5, the other failed before its first token"):
         failed = request(lab, PROMPTS[1])
         failed.fail(ValueError("no logit is finite"))
@@ -269,7 +279,7 @@ def check_cache_batch(lab: Lab) -> None:
 
 
 def check_batches(lab: Lab) -> None:
-    """batches: as many as have room in the cache, in their order or the longest prompts first"""
+    """batches: as many as fit into the cache, in the given order or longest prompts first"""
     room, lengths = 88, (30, 20, 25, 8)
     engine = engine_of(lab, kv_cache_bytes=room * BYTES_PER_TOKEN, max_num_seqs=8)
     case = f"next_batch, prompts of {lengths} tokens, max_tokens=20, a cache of {room} tokens: prompts of each batch"
@@ -277,7 +287,7 @@ def check_batches(lab: Lab) -> None:
         waiting, got = deque(request(lab, range(length), max_tokens=20) for length in lengths), []
         while waiting:
             got.append([len(one.prompt_token_ids) for one in engine.next_batch(waiting)])
-    said = "each row has as many columns as the longest prompt and the longest output need, but for the last token"
+    said = "each row takes as many columns as the longest prompt plus the longest output, minus the last token"
     expect(case, got, [[30], [20, 25], [8]], likely=said)
     with lab.case(case := "next_batch, three prompts, max_num_seqs=2: requests in each batch"):
         waiting, engine, got = deque(request(lab, PROMPTS[0]) for _ in range(3)), engine_of(lab, max_num_seqs=2), []
@@ -287,14 +297,12 @@ def check_batches(lab: Lab) -> None:
     with lab.case("check_fits, a prompt of 10 tokens and max_tokens=31, a cache of 40 tokens: all 40 are computed"):
         engine_of(lab, kv_cache_bytes=40 * BYTES_PER_TOKEN).check_fits(request(lab, range(10), max_tokens=31))
     for sort, right in ((False, ["A", "B"]), (True, ["B", "A"])):
-        case = f"run, A with 2 tokens and B with 4, one at a time, sort_by_length={sort}: who gets a token"
+        case = f"run, A with 2 tokens and B with 4, one at a time, sort_by_length={sort}: which request gets a token"
         with lab.case(case):
             engine = engine_of(lab, max_num_seqs=1, sort_by_length=sort)
             a, b = request(lab, PROMPTS[1], max_tokens=1), request(lab, PROMPTS[0], max_tokens=1)
             got = ["A" if one is a else "B" for updated in engine.run(deque([a, b])) for one in updated]
-        expect(
-            case, got, right, likely="the longest prompts first" if sort else "they run in the order in which they come"
-        )
+        expect(case, got, right, likely="the longest prompts first" if sort else "they run in the given order")
 
 
 # --- 4. Slots ---------------------------------------------------------------------------------------------------------
@@ -309,7 +317,7 @@ BY_HAND = [
 SAID = {
     0: "A's four tokens leave two of the six: B's prompt is cut",
     1: "decodes come first; C waits for a slot",
-    2: "A has ended, and C has its slot in the next step",
+    2: "A has ended, and C gets its slot in the next step",
     3: "B has ended",
 }
 
@@ -325,7 +333,7 @@ def committed(rows: Sequence[Any], remove: Any) -> None:
 
 
 def check_schedule(lab: Lab) -> None:
-    """schedule: the four steps that chapter 4 works by hand"""
+    """schedule: the four steps that chapter 4 works out by hand"""
     with lab.case("Scheduler(2, 6)"):
         scheduler = part(lab, "scheduler", "Scheduler")(2, 6)
         names = {}
@@ -344,11 +352,11 @@ def check_schedule(lab: Lab) -> None:
         expect(f"{case}: slots", list(slots.values()), list(right.values()), likely="the lowest slot that is free")
         with lab.case(f"{case}: remove"):
             committed(rows, scheduler.remove)
-    with lab.case("schedule, when nobody is there"):
-        expect("schedule, when nobody is there", list(scheduler.schedule()), [])
-    likely = "`schedule` adds one to `self.num_steps`, which the policies count by"
+    with lab.case("schedule, without requests"):
+        expect("schedule, without requests", list(scheduler.schedule()), [])
+    likely = "`schedule` adds one to `self.num_steps`, which the policies use"
     expect("schedule, five times: num_steps", scheduler.num_steps, 5, likely=likely)
-    case = "A is added, and then B, which comes back with its rank (0, -1): the one slot goes to"
+    case = "A is added, and then B, which already has the rank (0, -1): the only slot goes to"
     with lab.case(case):
         scheduler = part(lab, "scheduler", "Scheduler")(1, 6)
         a, b = request(lab, PROMPTS[0]), request(lab, PROMPTS[1])
@@ -360,11 +368,16 @@ def check_schedule(lab: Lab) -> None:
 
 
 def check_admission(lab: Lab) -> None:
-    """admit and remove: no slot without tokens, a prompt that must come whole, who leaves twice"""
-    kind, said = part(lab, "scheduler", "Scheduler"), "it waits, as no token of the step is left for it"
+    """admit and remove: no slot without tokens, a prompt that must come whole, a request removed twice"""
+    kind, said = part(lab, "scheduler", "Scheduler"), "it waits: no token of the step is left for it"
     for lengths, whole, right, likely in (
         ((4, 2, 2), False, [("A", 4), ("B", 2)], f"C: {said}"),
-        ((4, 5, 2), True, [("A", 4)], "B's prompt must come whole, two tokens of the step are left, and C is behind B"),
+        (
+            (4, 5, 2),
+            True,
+            [("A", 4)],
+            "B's prompt must come whole, only two tokens of the step are left, and C comes after B",
+        ),
         ((4, 2), True, [("A", 4), ("B", 2)], "B's prompt fits into what is left of the step"),
     ):
         case = (
@@ -387,7 +400,7 @@ def check_admission(lab: Lab) -> None:
         first = a.first_scheduled_time
     expect(f"{case}: whether first_scheduled_time of A and of B is a time", times, [True, False],
            likely="`_admit` sets it to time.perf_counter()")  # fmt: skip
-    with lab.case(f"{case}: A is removed, then once more, then comes back behind B"):
+    with lab.case(f"{case}: A is removed, then once more, then comes back after B"):
         scheduler.remove(a)
         scheduler.remove(a)
         left = [a.slot, a.rank, list(scheduler.free_slots)]
@@ -397,12 +410,12 @@ def check_admission(lab: Lab) -> None:
         scheduler.remove(b)
         scheduler.schedule()
         scheduler.check_integrity()
-    likely = "who is out has neither slot nor rank, and is removed again without harm"
+    likely = "a removed request has neither slot nor rank, and removing it again does no harm"
     expect(f"{case}: A is removed twice: its slot, its rank, free slots", left, [None, None, [0]], likely=likely)
-    expect(f"{case}: A is removed, and comes back: the next step", come, ["B"], likely="A's new rank is behind B's")
+    expect(f"{case}: A is removed, and comes back: the next step", come, ["B"], likely="A's new rank is after B's")
     same = a.first_scheduled_time == first
-    require(same, f"{case}: A comes back: first_scheduled_time", "the first", "a later one", "it stays as it was")
-    with lab.case(case := "abort, of A which waits, and of B which has ended with the reason stop"):
+    require(same, f"{case}: A comes back: first_scheduled_time", "the first", "a later one", "it stays the same")
+    with lab.case(case := "abort A, which waits, and B, which has ended with the reason stop"):
         engine, a, b = copy.copy(engine_of(lab)), request(lab, PROMPTS[0]), request(lab, PROMPTS[1])
         engine.scheduler = kind(1, 6)
         engine.add(a)
@@ -410,7 +423,7 @@ def check_admission(lab: Lab) -> None:
         for one in (a, b):
             engine.abort(one)
         left = [a.finish_reason, b.finish_reason, len(engine.scheduler.waiting)]
-    likely = "who has ended keeps the reason; the others get `abort`"
+    likely = "a request that has ended keeps its reason; others get `abort`"
     expect(f"{case}: both reasons, and how many wait", left, ["abort", "stop", 0], likely=likely)
 
 
@@ -426,7 +439,7 @@ def check_flat_batch(lab: Lab) -> None:
         expect(f"{case}: {name}", one, expected)
     require(batch.ready == [a, b], f"{case}: ready", "A and B, in the order of their rows", batch.ready)
     got = batch.num_single, batch.num_slots, batch.n_seq, [tuple(run) for run in batch.runs]
-    likely = "A is the only single token, of slot 0 and a sequence of 5; B's run is tokens 1 and 2, of slot 1"
+    likely = "A is the only single token, in slot 0 with a sequence of 5; B's run is tokens 1 and 2, in slot 1"
     expect(f"{case}: num_single, num_slots, n_seq and runs", got, (1, 1, 5, [(1, 3, 1, 4)]), likely=likely)
 
 
@@ -448,12 +461,12 @@ def manager_of(lab: Lab, num_blocks: int, **how: Any) -> Any:
 
 
 def check_blocks(lab: Lab) -> None:
-    """blocks: taken when they are needed, all or none, and given back"""
+    """blocks: allocated when needed, all or none, and freed"""
     case = "blocks of 4, nine of them, a prompt of 6 tokens and max_tokens=9: blocks at first"
     with lab.case(case):
         manager, a = manager_of(lab, 9, enable_prefix_caching=False), request(lab, range(1, 7))
         manager.allocate(a)
-        expect(case, len(manager.block_table(a)), 2, {"each request reserves all that it may need from the start": 4})
+        expect(case, len(manager.block_table(a)), 2, {"each request reserves everything it may need from the start": 4})
     case = "blocks of 4, three of them"
     with lab.case(case):
         manager = manager_of(lab, 3, enable_prefix_caching=False)
@@ -481,14 +494,14 @@ def check_blocks(lab: Lab) -> None:
         manager.append(b)
         manager.check_integrity()
         table = list(manager.block_table(b))
-        expect(f"{case}: A is freed, B takes another: its blocks", (table[:1], len(table)), (tables[1], 2))
+        expect(f"{case}: A is freed, B takes another block: its blocks", (table[:1], len(table)), (tables[1], 2))
         expected = [table[i // 4] * 4 + i % 4 for i in range(5)]
         expect(f"{case}: the slots of B's five tokens", list(manager.slot_mapping(b, 0, 5)), expected)
 
 
 def check_block_schedule(lab: Lab) -> None:
-    """schedule: whoever came last gives its blocks back, and is computed again"""
-    case = "prompts of 6 and 4 tokens, blocks of 4, four of them, 16 tokens a step"
+    """schedule: the last to arrive gives its blocks back, and is computed again"""
+    case = "prompts of 6 and 4 tokens, four blocks of 4, 16 tokens a step"
     with lab.case(case):
         manager = manager_of(lab, 4, enable_prefix_caching=False)
         scheduler = part(lab, "scheduler", "Scheduler")(manager, 4, 16)
@@ -508,7 +521,7 @@ def check_block_schedule(lab: Lab) -> None:
     expect(f"{case}: rows of five steps", seen, expected, likely=likely)
     kept = b.num_computed_tokens, len(b.output_token_ids)
     expect(f"{case}: B's computed tokens then, and its output", kept, (0, 3))
-    case = "two prompts of 4 tokens, blocks of 4, two of them: both need another block in the same step"
+    case = "two prompts of 4 tokens, two blocks of 4: both need another block in the same step"
     with lab.case(case):
         manager = manager_of(lab, 2, enable_prefix_caching=False)
         scheduler = part(lab, "scheduler", "Scheduler")(manager, 4, 16)
@@ -525,7 +538,7 @@ def check_block_schedule(lab: Lab) -> None:
 
 
 def check_block_admission(lab: Lab) -> None:
-    """admit: no slot without tokens or blocks, none beside a preemption; what can never fit is refused"""
+    """admit: only with tokens and blocks, and not in a step with a preemption; what can never fit is refused"""
     kind = part(lab, "scheduler", "Scheduler")
     for lengths, blocks, reserve, whole, right, likely in (
         ((4, 2, 2), 9, 0, False, [("A", 4), ("B", 2)], "no token of the step is left for C"),
@@ -535,11 +548,11 @@ def check_block_admission(lab: Lab) -> None:
             0,
             True,
             [("A", 4)],
-            "B's prompt must come whole, two tokens of the step are left, and C is behind B",
+            "B's prompt must come whole, only two tokens of the step are left, and C comes after B",
         ),
         ((4, 2), 9, 0, True, [("A", 4), ("B", 2)], "B's prompt fits into what is left of the step"),
-        ((4, 2), 2, 1, False, [("A", 4)], "one block is free, which is the reserve of those that run"),
-        ((5,), 2, 1, False, [("A", 5)], "nobody runs, so nobody needs a reserve"),
+        ((4, 2), 2, 1, False, [("A", 4)], "one block is free, which is the reserve for running requests"),
+        ((5,), 2, 1, False, [("A", 5)], "no request runs, so no reserve is needed"),
     ):
         how = f"{blocks} blocks of 4, {reserve} of them a reserve, 6 tokens a step{', prompts come whole' * whole}"
         with lab.case(case := f"prompts of {lengths} tokens, {how}: the rows"):
@@ -563,9 +576,9 @@ def check_block_admission(lab: Lab) -> None:
             one.num_computed_tokens += count
             one.output_token_ids += [11] * bool(ready)
         rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
-    likely = "A's token and five of B's are the whole step"
+    likely = "A's token and five of B's fill the step"
     expect(f"{case}: rows of the second step", rows, [("A", 1), ("B", 5)], likely=likely)
-    likely = "`schedule` adds one to `self.num_steps`, which the policies count by"
+    likely = "`schedule` adds one to `self.num_steps`, which the policies use"
     expect(f"{case}: num_steps after it", scheduler.num_steps, 2, likely=likely)
     case = "A (4 tokens) runs in three blocks of 4, B (12) needs all, and C (2) has another priority: the rows"
     with lab.case(case):
@@ -589,7 +602,7 @@ def check_block_admission(lab: Lab) -> None:
         c.rank = (a.rank[0], (a.rank[1] + b.rank[1]) / 2)
         scheduler.add(c)
         rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
-    likely = "B is preempted, and in such a step nobody is admitted"
+    likely = "B is preempted, and in such a step no request is admitted"
     expect(f"{case}: rows of the second step", rows, [("A", 1)], likely=likely)
     context = SIZES["n_positions"]
     lab.refused(
@@ -608,7 +621,7 @@ def check_block_admission(lab: Lab) -> None:
 
 
 def check_block_batch(lab: Lab) -> None:
-    """batch: tokens one after another, places by the tables, a token for those that are ready"""
+    """batch: concatenated tokens, slots from the tables, a token for each request that is ready"""
     of, row = batch_of(lab), part(lab, "scheduler", "Row")
     names = ("token_ids", "positions", "slot_mapping", "logits_indices")
     with lab.case(case := "Batch.of, A's decode and two of B's four tokens"):
@@ -628,7 +641,7 @@ def check_block_batch(lab: Lab) -> None:
     ):
         expect(f"{case}: {name}", one, right)
     ready = ["A" if one is a else "B" for one in batch.ready]
-    expect(f"{case}: ready", ready, ["A"], likely="B has more tokens to come before it gets one")
+    expect(f"{case}: ready", ready, ["A"], likely="B has more prompt tokens to compute before it gets one")
 
 
 def check_block_cache(lab: Lab) -> None:
@@ -639,7 +652,7 @@ def check_block_cache(lab: Lab) -> None:
         cache.write(1, torch.tensor([9, 2]), *new)
         got = [cache.keys[1, 2, :, :, 1].tolist(), cache.keys[1, 0, :, :, 2].tolist()]
         values = [cache.values[1, 2, :, 1].tolist(), cache.values[1, 0, :, 2].tolist()]
-    expect(f"{case}: keys (a block's keys lie transposed)", got, new[0].tolist())
+    expect(f"{case}: keys (a block's keys are stored transposed)", got, new[0].tolist())
     expect(f"{case}: values", values, new[1].tolist())
 
 
@@ -654,20 +667,20 @@ def check_sharing(lab: Lab) -> None:
         a, b = request(lab, [1, 2, 3, 4, 5, 6]), request(lab, [1, 2, 3, 4, 7, 8])
         expect(f"{case}: found for A", manager.allocate(a), 0)
         manager.cache_full_blocks(a, 6)
-        expect(f"{case}: found for B, when A's are entered", manager.allocate(b), 4, {"nothing was found": 0})
+        expect(f"{case}: found for B, after A's are entered", manager.allocate(b), 4, {"nothing was found": 0})
         first, second = manager.block_table(a), list(manager.block_table(b))
         blocks = second[0], second[1] != first[1]
         expect(f"{case}: B's first block, and whether its second is its own", blocks, (first[0], True))
         c, said = (
             request(lab, [1, 2, 3, 4]),
-            {"the last token has to be computed, for someone has to say what follows": 4},
+            {"the last token must be computed, for its logits": 4},
         )
         expect(f"{case}: found for a prompt of just these four", manager.allocate(c), 0, said)
         manager.check_integrity()
         b.output_token_ids.append(9)
         manager.append(b)
         kept = manager.block_table(b) == second, manager.pop_copies()
-        likely = "only the last block is written, and B alone holds it"
+        likely = "only the last block is written, and only B holds it"
         expect(f"{case}: B gets a seventh token: whether its blocks stay, and copies", kept, (True, []), likely=likely)
         child = request(lab, [1, 2, 3, 4, 5, 6])
         free = manager.num_free
@@ -676,14 +689,14 @@ def check_sharing(lab: Lab) -> None:
         child.output_token_ids.append(9)
         manager.append(child)
         copies, right = [tuple(pair) for pair in manager.pop_copies()], [(first[1], manager.block_table(child)[1])]
-        likely = "the block that is written is shared, so who writes first takes a copy"
+        likely = "the block that is written is shared, so the first to write takes a copy"
         expect(f"{case}: the fork writes its seventh token: copies", copies, right, likely=likely)
         manager.check_integrity()
 
 
 def check_found(lab: Lab) -> None:
-    """blocks: what is found is the same whole beginning, also of duplicates and of forks"""
-    case = "blocks of 4; A has 1 to 4, 5 to 8 and 9 9 9 9, B the same but 5 5 5 5 in its second block"
+    """blocks: a hit means the same whole prefix, also with duplicates and forks"""
+    case = "blocks of 4; A has 1 to 4, 5 to 8 and 9 9 9 9, B the same except 5 5 5 5 in its second block"
     with lab.case(case):
         manager = manager_of(lab, 20)
         a = request(lab, [1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9])
@@ -695,7 +708,7 @@ def check_found(lab: Lab) -> None:
         other = manager.allocate(request(lab, [65_537, 2, 3, 4, 5]))
         manager.check_integrity()
     expect(f"{case}: found for B's tokens and one more", found, 12)
-    likely = "a key has to name its whole prefix: it has the last of `prefix_ids`"
+    likely = "a key must stand for its whole prefix: include the last of `prefix_ids`"
     expect(f"{case}: its blocks", blocks[2], blocks[1], {likely: [*blocks[1][:2], blocks[0][2]]})
     expect(f"{case}: found for 65537 2 3 4 5", other, 0, likely="tokens are compared whole: 65537 is not 1")
     with lab.case(case := "blocks of 16; A has 0 to 15; found for a prompt of 17 that differs in its tenth token"):
@@ -704,7 +717,7 @@ def check_found(lab: Lab) -> None:
         manager.allocate(a)
         manager.cache_full_blocks(a, 16)
         found = manager.allocate(request(lab, [*range(9), 99, *range(10, 17)]))
-    expect(case, found, 0, likely="a key has all tokens of its block")
+    expect(case, found, 0, likely="a key contains all tokens of its block")
     case = "A and B have the same 8 tokens, and both have blocks before either is entered"
     with lab.case(f"{case}: entered, and looked up"):
         manager = manager_of(lab, 20)
@@ -715,9 +728,9 @@ def check_found(lab: Lab) -> None:
             manager.cache_full_blocks(one, 8)
         manager.check_integrity()
         found, blocks = manager.allocate(c), [list(manager.block_table(one)[:2]) for one in (a, c)]
-    likely = "B's blocks are duplicates: the first that was entered stays"
+    likely = "B's blocks are duplicates: the one entered first stays"
     expect(f"{case}: found for these and one more, and its blocks", (found, blocks[1]), (8, blocks[0]), likely=likely)
-    case = "five blocks; A had two that are entered, and B one that is not; C takes two of the free ones"
+    case = "five blocks; A had two that are entered, and B one that is not; C takes two free ones"
     with lab.case(case):
         manager = manager_of(lab, 5)
         a, b, c = request(lab, range(1, 9)), request(lab, [50, 51]), request(lab, range(60, 66))
@@ -728,7 +741,7 @@ def check_found(lab: Lab) -> None:
             manager.free(one)
         manager.allocate(c)
         found = manager.allocate(request(lab, range(1, 10))) if manager.num_free == 3 else -1
-    likely = "free blocks in which nothing can be found are taken first"
+    likely = "free blocks that are not in the cache are taken first"
     expect(f"{case}: found for A's tokens", found, 8, likely=likely)
     case = "A has 10 tokens and is forked; then A gets 9 9 and the fork 8 8, and both are entered"
     with lab.case(case):
@@ -746,9 +759,9 @@ def check_found(lab: Lab) -> None:
         found = [manager.allocate(request(lab, [*range(1, 11), token, token, 7])) for token in (9, 8)]
         manager.check_integrity()
     expect(f"{case}: copies", copies, 1, likely="A copies the last block; then the fork alone holds it")
-    likely = "a fork has a table of its own: its list of prefix ids, too, is a copy"
+    likely = "a fork has its own table, and its list of prefix ids is a copy too"
     expect(f"{case}: found for A's 12 tokens, and for the fork's", found, [12, 12], {likely: [12, 8]})
-    case = "num_blocks_to_allocate of 9 tokens, of which A's 8 are found in two blocks"
+    case = "num_blocks_to_allocate for 9 tokens, 8 of which are found in two of A's blocks"
     with lab.case(case):
         manager, a, b = manager_of(lab, 20), request(lab, range(1, 9)), request(lab, range(1, 10))
         manager.allocate(a)
@@ -756,23 +769,23 @@ def check_found(lab: Lab) -> None:
         counts = [manager.num_blocks_to_allocate(b)]
         manager.free(a)
         counts.append(manager.num_blocks_to_allocate(b))
-    likely = "one is new; blocks that are found count if nobody holds them, for they are free"
-    expect(f"{case}: while A runs, and when it has gone", counts, [1, 3], likely=likely)
+    likely = "one is new; found blocks count if no request holds them, because they are free"
+    expect(f"{case}: while A runs, and after it has left", counts, [1, 3], likely=likely)
 
 
 # --- 7. Speculation ---------------------------------------------------------------------------------------------------
 
 
 def check_look_up(lab: Lab) -> None:
-    """look up: what followed the last tokens when they came before"""
+    """look up: what followed the last tokens when they occurred before"""
     cases = (
-        ([1, 2, 3, 4, 5], [1, 2, 3], [4, 5], "the last tokens came before: what followed them is the guess"),
+        ([1, 2, 3, 4, 5], [1, 2, 3], [4, 5], "the last tokens occurred before: guess what followed them"),
         ([1, 2, 3, 7, 9, 2, 3, 8], [1, 2, 3], [7, 9], "the longest match counts, 1 2 3 and not 2 3"),
-        ([1, 2, 7, 1, 2, 8], [1, 2], [8, 1], "of matches of the same length the latest counts"),
-        ([5, 6, 5, 6], [5, 6], [5, 6], "the last tokens themselves are no place where they came before"),
-        ([1, 2, 3], [4], [], "nothing came before, so nothing is guessed"),
+        ([1, 2, 7, 1, 2, 8], [1, 2], [8, 1], "of equally long matches the latest counts"),
+        ([5, 6, 5, 6], [5, 6], [5, 6], "the end of the sequence is not an earlier occurrence"),
+        ([1, 2, 3], [4], [], "nothing occurred before, so there is no guess"),
         ([1, 2, 7, 65_537, 2, 9], [1, 2], [7, 65_537], "tokens are compared whole: 65537 is not 1"),
-        ([65_537, 2, 7, 8], [65_537, 2], [7, 8], "tokens are compared whole, with those that came before"),
+        ([65_537, 2, 7, 8], [65_537, 2], [7, 8], "tokens are compared whole"),
     )
     for prompt, output, expected, likely in cases:
         case = f"PromptLookup.draft, two guesses, a prompt of {prompt} and an output of {output} so far"
@@ -780,7 +793,7 @@ def check_look_up(lab: Lab) -> None:
             one = request(lab, prompt, output)
             got = part(lab, "drafters", "PromptLookup")().draft({one: 2})
         expect(case, list(got.get(one, [])), expected, likely=likely)
-    with lab.case(case := "PromptLookup.draft, asked again when the output has grown by 1 2"):
+    with lab.case(case := "PromptLookup.draft, called again after the output has grown by 1 2"):
         drafter, one = part(lab, "drafters", "PromptLookup")(), request(lab, [1, 2, 3, 4], [5])
         drafter.draft({one: 2})
         one.output_token_ids += [1, 2]
@@ -789,7 +802,7 @@ def check_look_up(lab: Lab) -> None:
 
 
 def check_verified(lab: Lab) -> None:
-    """verify: who goes on with the token that was guessed, and at which row"""
+    """verify: which requests go on with the guessed token, and at which row"""
     part(lab, "speculator", "Speculator")
     of, row = batch_of(lab), part(lab, "scheduler", "Row")
     case = "A brings a token and the guesses 6 7, B its prompt of two; the model says 6 for A and 9 for B"
@@ -804,15 +817,15 @@ def check_verified(lab: Lab) -> None:
             one.output_token_ids.append(token)
         batch = batch.verified()
         got = list(batch.sampled), [(int(count), bool(ready)) for _, count, ready in batch.rows]
-    require(batch.ready == [a], f"{case}: ready", "A alone", batch.ready, "B had no guess, so it has its token")
+    require(batch.ready == [a], f"{case}: ready", "A alone", batch.ready, "B had no guess, so it has its token already")
     said = {
-        "the logits behind the guess are in the next row": ([0], [(1, True)]),
-        "a guess that was right has been through the model: it counts as computed": ([1], [(0, True)]),
+        "the logits after the guess are in the next row": ([0], [(1, True)]),
+        "a right guess has been through the model: it counts as computed": ([1], [(0, True)]),
     }
     expect(f"{case}: sampled; tokens of the row, and whether it is ready", got, ([1], [(1, True)]), said)
     expect(f"{case}: tokens that go through the model again", batch.num_tokens, 0)
     for token, reason, likely in (
-        (8, None, "7 was guessed: the rows behind a refused guess saw a wrong token"),
+        (8, None, "7 was guessed: the rows after a refused guess saw a wrong token"),
         (7, "stop", "nothing follows a token that ends the output, whatever was guessed"),
     ):
         with lab.case(f"{case}, then {token}"):
@@ -822,20 +835,20 @@ def check_verified(lab: Lab) -> None:
 
 
 def check_ahead(lab: Lab) -> None:
-    """blocks: room for guesses from those that are free, and taken back"""
+    """blocks: room for guesses in free blocks, and freed again"""
     part(lab, "speculator", "Speculator")
-    case = "blocks of 4, three of them; A has 6 tokens in two"
+    case = "three blocks of 4; A has 6 tokens in two"
     with lab.case(case):
         manager, a = manager_of(lab, 3, enable_prefix_caching=False), request(lab, range(1, 7))
         manager.allocate(a)
         got = [(manager.extend(a, num), len(manager.block_table(a))) for num in (2, 4, 9)]
-        said = "the rest of the last block, then one that is free, then no more: (room, blocks)"
+        said = "the rest of the last block, then a free block, then no more: (room, blocks)"
         expect(f"{case}: extend by 2, 4 and 9 tokens", got, [(2, 2), (4, 3), (6, 3)], likely=said)
         manager.trim(a, 6)
         manager.check_integrity()
         counts = len(manager.block_table(a)), manager.num_free
     expect(f"{case}: trim to 6 tokens: blocks, and free ones", counts, (2, 1))
-    case = "blocks of 4, six of them, one of them a reserve; A has 6 tokens in two"
+    case = "six blocks of 4, one of them a reserve; A has 6 tokens in two"
     with lab.case(case):
         manager, a = manager_of(lab, 6, enable_prefix_caching=False), request(lab, range(1, 7))
         manager.watermark_blocks = 1
@@ -843,13 +856,13 @@ def check_ahead(lab: Lab) -> None:
         got = [(manager.extend(a, num), len(manager.block_table(a))) for num in (9, 20)]
         said = {
             "several blocks may be needed at once": [(6, 3), (10, 4)],
-            "the reserve is for requests, which may need a block in their next step": [(9, 4), (18, 6)],
+            "the reserve is for running requests, which may need a block in the next step": [(9, 4), (18, 6)],
         }
         expect(f"{case}: extend by 9 and by 20 tokens: (room, blocks)", got, [(9, 4), (14, 5)], said)
         manager.trim(a, 6)
         manager.check_integrity()
         counts = len(manager.block_table(a)), manager.num_free
-    said = {"all blocks behind the tokens go back, and not only the last": (4, 2)}
+    said = {"free all blocks after the tokens, not only the last one": (4, 2)}
     expect(f"{case}: trim to 6 tokens: blocks, and free ones", counts, (2, 4), said)
 
 
@@ -867,11 +880,11 @@ class Fixed:
 
 
 def speculating(lab: Lab) -> Any:
-    """A stepper of the engine, whose drafter may give four guesses."""
+    """An engine to step by hand, whose drafter may give four guesses."""
     part(lab, "speculator", "Speculator")
     stepper = lab.stepper(speculate="ngram", num_drafts=4, block_size=4)
     if not hasattr(getattr(stepper, "engine", None), "speculator"):
-        raise Missing("it has no `engine.speculator`, so this verb is not checked by itself")
+        raise Missing("it has no `engine.speculator`, so this verb is not checked separately")
     return stepper
 
 
@@ -886,7 +899,7 @@ def check_drafts(lab: Lab) -> None:
     a.num_computed_tokens, d.num_computed_tokens = 4, 2
 
     def drafted(case: str, says: Sequence[int], rows: Sequence[Any], budget: int = 64, blocks: int = 20) -> tuple:
-        """(how many guesses the drafter was asked for, if it was asked; the guesses that each got)"""
+        """(how many guesses the drafter was asked for, if it was asked; the guesses that each request got)"""
         with lab.case(case):
             manager, drafter = manager_of(lab, blocks, enable_prefix_caching=False), Fixed(*says)
             for one, _, _ in rows:
@@ -898,17 +911,17 @@ def check_drafts(lab: Lab) -> None:
         return asked, {names[one]: list(tokens) for one, tokens in got.items() if tokens}
 
     guesses = [11, 12, 13, 14]
-    case = "A brings its newest token, B the whole prompt, C a part of what is computed again; four guesses a step"
+    case = "A brings its newest token, B its whole prompt, C a part of its recomputation; four guesses a step"
     got = drafted(case, guesses, [row(a, 1, True), row(new, 2, True), row(part_of, 2, False)])
     said = {
-        "B has no output yet: guesses come when it decodes": ({"A": 4, "B": 4}, {"A": guesses, "B": guesses}),
+        "B has no output yet: it gets guesses once it decodes": ({"A": 4, "B": 4}, {"A": guesses, "B": guesses}),
         "C's row is not ready: its last token is not in this step": ({"A": 4, "C": 4}, {"A": guesses, "C": guesses}),
     }
-    expect(f"{case}: guesses that were asked for, and the drafts", got, ({"A": 4}, {"A": guesses}), said)
-    case = "B brings the whole prompt, and nobody decodes"
-    said = {"nobody gets guesses: the drafter, which takes time, is not asked": ({}, {})}
+    expect(f"{case}: guesses that were requested, and the drafts", got, ({"A": 4}, {"A": guesses}), said)
+    case = "B brings its whole prompt, and no request decodes"
+    said = {"no request gets guesses, so don't call the drafter, which takes time": ({}, {})}
     expect(
-        f"{case}: guesses that were asked for, and the drafts",
+        f"{case}: guesses that were requested, and the drafts",
         drafted(case, guesses, [row(new, 2, True)]),
         (None, {}),
         said,
@@ -917,23 +930,23 @@ def check_drafts(lab: Lab) -> None:
     for budget in (5, 2):
         case = f"A and D bring a token each, in a step of {budget}: rows with the drafts"
         made = 2 + sum(map(len, drafted(case, guesses, two, budget)[1].values()))
-        require(made <= budget, case, f"at most {budget}", made, "guesses are tokens of the step, too: of its budget")
+        require(made <= budget, case, f"at most {budget}", made, "guesses count toward the step's budget too")
     for says, left, likely in (
-        ([11, END, 12], [11], "nothing follows the end token, and the row before it finds it without a guess"),
-        ([END, 11, 12], [], "nothing follows the end token, and the row before it finds it without a guess"),
-        ([11, SIZES["vocab_size"], 12], [11], "the drafter guessed what is not in the vocabulary"),
-        ([-1, 11], [], "the drafter guessed what is not in the vocabulary"),
-        ([11, 0, 12], [11, 0, 12], "0 is a token like others"),
+        ([11, END, 12], [11], "nothing follows the end token, and the row before it gives it without a guess"),
+        ([END, 11, 12], [], "nothing follows the end token, and the row before it gives it without a guess"),
+        ([11, SIZES["vocab_size"], 12], [11], "the drafter guessed a token that is not in the vocabulary"),
+        ([-1, 11], [], "the drafter guessed a token that is not in the vocabulary"),
+        ([11, 0, 12], [11, 0, 12], "0 is an ordinary token"),
     ):
         case = f"the drafter guesses {says} for A"
         expect(f"{case}: the drafts", drafted(case, says, two[:1])[1], {"A": left} if left else {}, likely=likely)
-    case = "A has 5 tokens in two blocks of 4, and there are no more"
-    likely = "a guess needs a place for its keys: `extend` says for how many there is room"
+    case = "A has 5 tokens in two blocks of 4, and there are no more blocks"
+    likely = "a guess needs a place for its keys: `extend` says how many there is room for"
     expect(f"{case}: the drafts", drafted(case, guesses, two[:1], blocks=2)[1], {"A": guesses[:3]}, likely=likely)
 
 
 def check_stepped(lab: Lab) -> None:
-    """step: each request once; `update` hears of every token, and the blocks of refused guesses are free again"""
+    """step: each request once; `update` gets every token, and the blocks of refused guesses are freed"""
     stepper, prompt = speculating(lab), prompts_of(10, seed=8)[0]
     engine, right = stepper.engine, lab.expected([prompt], {"temperature": 0, "max_tokens": 8})[0].token_ids
     heard, update = [], engine.speculator.update
@@ -952,30 +965,30 @@ def check_stepped(lab: Lab) -> None:
         engine.speculator.drafter = Fixed(*((token + 1) % END for token in right[1:5]))
         engine.step()
         blocks = len(engine.block_manager.block_table(one))
-        likely = "of the guesses the first that differs is replaced by the token that the model gives there"
+        likely = "the first guess that differs is replaced by the token that the model chooses there"
         expect(f"{case}, four guesses, all wrong: the tokens", list(one.output_token_ids), right[:2], likely=likely)
-        likely = "after the step `self.speculator.update(drafts, news)` gives back what refused guesses have"
+        likely = "after the step, `self.speculator.update(drafts, news)` frees the blocks of refused guesses"
         expect(f"{case}, four guesses, all wrong: blocks after the step, for 12 tokens", blocks, 3, likely=likely)
         engine.speculator.drafter, heard[:] = Fixed(*right[2:4], (right[4] + 1) % END), []
         updated = engine.step()
-    case = f"{case}, then three guesses, of which two are right"
+    case = f"{case}, then three guesses, two of which are right"
     expect(f"{case}: the tokens", list(one.output_token_ids), right[:5])
     names = ["A" if other is one else "another" for other in updated]
     said = {"`step` returns each request once, however many tokens it got": ["A"] * 3}
     expect(f"{case}: what step returns", names, ["A"], said)
-    likely = "`update` is told all that got a token, each as often as it got one"
-    expect(f"{case}: requests in the news of `update`", heard, [3], {likely: [1]})
+    likely = "`update` gets all requests that got a token, each as many times as it got one"
+    expect(f"{case}: requests in the `news` of `update`", heard, [3], {likely: [1]})
 
 
 # --- 8. Int8 ----------------------------------------------------------------------------------------------------------
 
-# In scales of 1/4 and 2 no number is halfway between two integers.
+# With scales of 1/4 and 2 no number is halfway between two integers.
 FLOATS = torch.tensor([[31.75, -4.0625, 0.1875, -25.0], [3.25, -254.0, -0.75, 100.75]])
 WHOLE = [[127, -16, 1, -100], [2, -127, 0, 50]]
 
 
 def check_quantize(lab: Lab) -> None:
-    """quantize: each row as integers, by its largest number"""
+    """quantize: each row as integers, scaled by its largest number"""
     quantize = part(lab, "quantize", "quantize")
     for rows, what in ((FLOATS, "two rows"), (FLOATS[:, None], "the same as [2, 1, 4]")):
         case = f"quantize, {what}: {rows.tolist()}"
@@ -985,18 +998,18 @@ def check_quantize(lab: Lab) -> None:
         scales = torch.tensor([0.25, 2.0]).view(*rows.shape[:-1], 1)
         flat = rows.flatten(0, -2)
         said = {
-            "to the nearest integer: this cuts off what is behind the point": (rows / scales).trunc().to(torch.int8),
-            "one scale for all rows; each has its own": (rows / 2).round().to(torch.int8),
+            "round to the nearest integer: this truncates": (rows / scales).trunc().to(torch.int8),
+            "this is one scale for all rows; each row has its own": (rows / 2).round().to(torch.int8),
             "the largest number becomes 127 or -127": (rows * 128 / 127 / scales)
             .round().clamp(-128, 127).to(torch.int8),
-            "the largest number without its sign": (
+            "the scale comes from the largest absolute value": (
                 rows / (flat.amax(-1) / 127).view(scales.shape)).round().clamp(-128, 127).to(torch.int8),
-            "a scale for each column; a row has one": (rows / (flat.abs().amax(0) / 127)).round().to(torch.int8),
+            "this is a scale per column; each row has one": (rows / (flat.abs().amax(0) / 127)).round().to(torch.int8),
         }  # fmt: skip
         expect(f"{case}: integers", integers, whole, said)
         said = {
-            "the last dimension stays, with the size 1": scales.squeeze(-1),
-            "what an integer of 1 stands for": 1 / scales,
+            "the last dimension stays, with size 1": scales.squeeze(-1),
+            "a scale is the value of the integer 1": 1 / scales,
         }
         expect(f"{case}: scales", scale, scales, said)
     case = "quantize, a row of zeros and another"
@@ -1004,13 +1017,11 @@ def check_quantize(lab: Lab) -> None:
         integers, scale = quantize(torch.stack([torch.zeros(4), FLOATS[0]]))
     expect(f"{case}: integers", integers.tolist(), [[0] * 4, WHOLE[0]])
     finite = bool(scale.isfinite().all())
-    require(
-        finite, f"{case}: scales", "finite numbers", scale.tolist(), "a row of zeros stays one, and divides nothing"
-    )
+    require(finite, f"{case}: scales", "finite numbers", scale.tolist(), "a row of zeros stays zero: don't divide by 0")
 
 
 def of_integers(x: Tensor, weight: Tensor) -> Tensor:
-    """The product of rows and of output channels, each rounded. [n, in], [out, in] -> [n, out]"""
+    """The product of rows and output channels, each rounded. [n, in], [out, in] -> [n, out]"""
     scales = [t.double().abs().amax(-1, keepdim=True) / 127 for t in (x, weight)]
     a, b = ((t.double() / scale).round() for t, scale in zip((x, weight), scales, strict=True))
     return (a @ b.t()) * (scales[0] * scales[1].t())
@@ -1018,7 +1029,7 @@ def of_integers(x: Tensor, weight: Tensor) -> Tensor:
 
 # Rows of four weights; a scale of 1/8, 1/2 and 1/32.
 CHANNELS = torch.tensor([[15.875, -1.0, 0.28125, 2.0], [1.625, 63.5, 0.0, -4.0], [0.5, -0.25, -3.96875, 1.0]])
-SHARED = "a row has a scale of its own: what shares the step changes nothing"
+SHARED = "each row has its own scale: other rows in the step change nothing"
 
 
 def check_int8_layer(lab: Lab) -> None:
@@ -1033,10 +1044,10 @@ def check_int8_layer(lab: Lab) -> None:
         shared, channel = (FLOATS.double() / 2).round() * 2, CHANNELS.double().abs().amax(-1) / 127
         table = (CHANNELS / channel[:, None]).round() * channel[:, None]
         said = {
-            "activations are rounded, too": FLOATS.double() @ table.t() + add,
-            "both scales: this is without the row's": sums / row + add,
-            "both scales: this is without the channel's": sums / channel + add,
-            "the bias is added at the end, as it is": sums + add * row * channel,
+            "activations are rounded too": FLOATS.double() @ table.t() + add,
+            "multiply by both scales: the row's is missing": sums / row + add,
+            "multiply by both scales: the channel's is missing": sums / channel + add,
+            "add the bias at the end, unchanged": sums + add * row * channel,
             "the bias is missing": sums,
             SHARED: shared @ table.t() + add,
         }  # fmt: skip
@@ -1045,7 +1056,7 @@ def check_int8_layer(lab: Lab) -> None:
         expect(case, got, expected, told)
     with lab.case(case := "Int8Linear.forward of bfloat16"), torch.inference_mode():
         got = kind(CHANNELS, bias)(FLOATS.bfloat16())
-    expect(f"{case}: its type", str(got.dtype), "torch.bfloat16", likely="what comes out has the type of what went in")
+    expect(f"{case}: its type", str(got.dtype), "torch.bfloat16", likely="the output has the same dtype as the input")
 
 
 def check_int8_table(lab: Lab) -> None:
@@ -1056,19 +1067,19 @@ def check_int8_table(lab: Lab) -> None:
     table = (CHANNELS / channel).round() * channel
     with lab.case(case := f"Int8Embedding.forward of tokens 2 0 2 1, {CHANNELS.tolist()}"), torch.inference_mode():
         got = kind(CHANNELS)(tokens)
-    said = {"integers are no vectors: multiply each by its token's scale": (CHANNELS / channel).round()[tokens],
-            "these are the numbers before they were rounded": CHANNELS[tokens]}  # fmt: skip
+    said = {"these are the integers: multiply each by its token's scale": (CHANNELS / channel).round()[tokens],
+            "these are the numbers before rounding": CHANNELS[tokens]}  # fmt: skip
     expect(case, got, table[tokens], said)
     with lab.case(case := f"Int8Embedding.logits, {CHANNELS.tolist()}, of {FLOATS.tolist()}"), torch.inference_mode():
         got = kind(CHANNELS).logits(FLOATS)
-    said = {"activations are rounded, too": FLOATS @ table.t()}
+    said = {"activations are rounded too": FLOATS @ table.t()}
     expect(case, got, of_integers(FLOATS, CHANNELS).float(), said)
 
 
 def check_quantizing(lab: Lab) -> None:
-    """weights: every matrix is taken while it is read, and nothing else"""
+    """weights: every matrix is quantized as it is loaded, and nothing else"""
     quantizing, layer, table = (part(lab, "quantize", name) for name in ("quantizing", "Int8Linear", "Int8Embedding"))
-    with lab.case(case := "quantizing, a GPT2 without memory, and its tensors one by one"):
+    with lab.case(case := "quantizing, a GPT2 on the meta device, and its tensors one by one"):
         with torch.device("meta"):
             model = part(lab, "model", "GPT2")(
                 part(lab, "model", "ModelConfig")(**{**SIZES, "n_embd": 6, "n_inner": 10})
@@ -1089,8 +1100,8 @@ def check_quantizing(lab: Lab) -> None:
             continue
         got = model.get_submodule(name.removesuffix(".weight"))
         kind = table if name == "wte.weight" else layer
-        likely = "`model.set_submodule(path, …)` puts a module in another's place"
-        then = f"{case}: {name}: the module that the model has then"
+        likely = "`model.set_submodule(path, …)` replaces a module"
+        then = f"{case}: {name}: the module that the model then has"
         require(type(got) is kind, then, kind.__name__, type(got).__name__, likely)
         integers, scales = part(lab, "quantize", "quantize")(tensor)
         expect(f"{case}: {name}: integers", got.weight.tolist(), integers.tolist())
@@ -1103,5 +1114,5 @@ def check_quantizing(lab: Lab) -> None:
         f"{case}: layers without a bias",
         lost,
         [],
-        likely="a layer keeps its bias: `module.bias` of the one it replaces",
+        likely="a layer keeps its bias: the `module.bias` of the one it replaces",
     )

@@ -12,7 +12,7 @@ class Completion:
 
 
 def complete(model: Iterator[tuple[int, str]], eos_token_id: int, stop: tuple[str, ...], max_tokens: int) -> Completion:
-    """Take (token id, its text) from the model until the completion ends."""
+    """Take (token id, its text) pairs from the model until the completion ends."""
     text = ""
     for num_tokens, (token_id, piece) in enumerate(model, start=1):
         if token_id == eos_token_id:
@@ -36,7 +36,7 @@ LENGTH_LAST = """        if num_tokens == max_tokens:
             return Completion(text, "length", num_tokens)
 """
 MUTANTS = [
-    ("the end token's text is kept", EOS_FIRST, EOS_FIRST.replace("(text,", "(text + piece,"), "no part of the completion"),
+    ("the end token's text is kept", EOS_FIRST, EOS_FIRST.replace("(text,", "(text + piece,"), "not part of the completion"),
     ("the end token is not counted", EOS_FIRST, EOS_FIRST.replace("num_tokens)", "num_tokens - 1)"), "the model made it"),
     ("the limit before the end token", EOS_FIRST,
      EOS_FIRST.replace("        if", "        if num_tokens == max_tokens and token_id == eos_token_id:\n"
@@ -49,7 +49,7 @@ MUTANTS = [
     ("the stop text is kept", "text[: min(found)]", "text", "ends before the stop text"),
     ("the first in the list", "min(found)", "found[0]", "not the first in the list"),
     ("a token too many", LENGTH_LAST, LENGTH_LAST.replace("== max_tokens", "> max_tokens").replace("(text,", "(text[: -len(piece)],")
-     .replace("num_tokens)\n", "num_tokens - 1)\n"), "a forward pass for nothing"),
+     .replace("num_tokens)\n", "num_tokens - 1)\n"), "a wasted forward pass"),
     ("the last place of a stop text", "map(text.find, stop)", "map(text.rfind, stop)", "not the last"),
     ("the stop that ends first", "text[: min(found)]",
      "text[: min((text.find(s) + len(s), text.find(s)) for s in stop if s in text)[1]]", "not the one that ends first"),
@@ -59,7 +59,7 @@ MUTANTS = [
     ("an unescaped regular expression", "[position for position in map(text.find, stop) if position >= 0]",
      "[m.start() for s in stop for m in [__import__('re').search(s, text)] if m]", "regular expression"),
     ("empty pieces are not counted", "        text += piece\n", "        text += piece\n        if not piece:\n            max_tokens += 1\n",
-     "counts for max_tokens too"),
+     "counts toward max_tokens too"),
     ("empty pieces are skipped", "    for num_tokens, (token_id, piece) in enumerate(model, start=1):\n",
      "    num_tokens = 0\n    for token_id, piece in model:\n        if not piece:\n            continue\n        num_tokens += 1\n", "it was computed"),
     ("an end token as the first is missed", "if token_id == eos_token_id:", "if text and token_id == eos_token_id:", "the first token may be"),
@@ -68,11 +68,11 @@ MUTANTS = [
         if token_id == eos_token_id and not found:
             return Completion(text.removesuffix(piece), "stop", num_tokens)
 """, "is not searched"),
-    ("a piece that looks like the end token's", "if token_id == eos_token_id:", "if piece == '<end>' or not piece and num_tokens > 1:", "known by its id"),
+    ("a piece that looks like the end token's", "if token_id == eos_token_id:", "if piece == '<end>' or not piece and num_tokens > 1:", "recognize the end token by its id"),
     ("looks at the limit first", "for num_tokens, (token_id, piece) in enumerate(model, start=1):",
      "for num_tokens, (token_id, piece) in zip(range(1, max_tokens), model):", "ValueError at line 26"),
     ("a stop text that ends the text only", "[position for position in map(text.find, stop) if position >= 0]",
-     "[len(text) - len(s) for s in stop if text.endswith(s)]", "look into the whole text"),
+     "[len(text) - len(s) for s in stop if text.endswith(s)]", "search the whole text"),
     ("strips the text", "return Completion(text[: min(found)], ", "return Completion(text[: min(found)].rstrip(), ", "expected:  ['a ',"),
     ("the stop text that is the longest", "text[: min(found)]", "text[: text.find(max((s for s in stop if s in text), key=len))]", "begins first counts"),
     ("searches a window of eight characters more", "map(text.find, stop)",

@@ -12,7 +12,7 @@ class TextStream:
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, data: bytes) -> str:
-        """The text that is certain, now that these bytes came."""
+        """The text that is now certain, after these bytes."""
         return self.send(self.decoder.decode(data), 0)
 
     def flush(self) -> str:
@@ -44,19 +44,19 @@ PASTE = "Paste this into Python"  # what is told where the random comparison fin
 MUTANTS = [
     ("one decoder for all", '        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")\n',
      '        TextStream.decoder = getattr(TextStream, "decoder", None) or codecs.getincrementaldecoder("utf-8")(errors="replace")\n',
-     "one decoder for all mixes them"),
-    ("holds back eleven characters", "default=1) - 1, 0, -1)", "default=1) - 1, 0, -1)[-11:]", "longer than what was held back"),
+     "a shared one mixes up half characters"),
+    ("holds back eleven characters", "default=1) - 1, 0, -1)", "default=1) - 1, 0, -1)[-11:]", "longer than the held-back text"),
     ("whatever the case", "map(text.find, self.stop)", "map(text.lower().find, map(str.lower, self.stop))", PASTE),
     ("a mark that is dropped", "self.decoder.decode(data)", "self.decoder.decode(data).replace(chr(0xFEFF), '')", PASTE),
     ("decodes each token alone", DECODE, 'data.decode("utf-8", errors="replace")', "each token was decoded alone"),
-    ("drops half characters", DECODE, 'data.decode("utf-8", errors="ignore")', "not to be dropped"),
+    ("drops half characters", DECODE, 'data.decode("utf-8", errors="ignore")', "held back, not dropped"),
     ("swallows what is broken", '(errors="replace")', '(errors="ignore")', "something is broken"),
     ("forgets the rest", 'self.decoder.decode(b"", final=True)', '""', "what is left at the end"),
     ("sends the beginning of a stop text", "default=1) - 1, 0, -1)", "default=1) - 1, 99, -1)", "can't be taken back"),
     ("goes on after the stop text", "        if self.stopped:\n            return \"\"\n", "", "nothing more is sent"),
     ("loses what it held", HELD, 'text, self.held = new, ""', "what was held back is lost"),
     ("keeps what it held at the end", "            return text\n        for", '            return ""\n        for',
-     "left at the end is told"),
+     "left at the end must be returned"),
     ("holds back too much", "stop.startswith(text[-length:]) and len(text) >= length for", "True for",
      "only what begins a stop text"),
     ("the first of the list stops", "return text[: min(found)]", "return text[: found[0]]", "begins first counts"),
@@ -67,7 +67,7 @@ MUTANTS = [
      "            if stop.startswith(text[-length:]) and len(text) >= length:\n", "over all stop texts"),
     ("takes the shortest beginning", "default=1) - 1, 0, -1)", "default=1))", "the longest beginning"),
     ("looks for stop texts in the new text only", "found = [position for position in map(text.find, self.stop) if position >= 0]",
-     "found = [text.find(s) for s in self.stop if s in new]", "held back and the new text together"),
+     "found = [text.find(s) for s in self.stop if s in new]", "held-back text and the new text together"),
     ("flush does not stop", "        if certain is None:  # the end: nothing can follow\n            return text\n", "", "what was held back is lost"),
     ("never says that it stopped", "            self.stopped = True\n            return text[: min(found)]\n",
      "            self.stop, self.held = (\"\",), \"\"\n            return text[: min(found)]\n", "stopped, after the stop text"),

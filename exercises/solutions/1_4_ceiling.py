@@ -4,19 +4,19 @@ PREDICTION = 40  # 20 GB/s for 494 MB, on a small machine
 
 
 def parameters(n_layer: int, n_embd: int, n_inner: int, vocab_size: int) -> int:
-    """The weights in the matrices that a token meets."""
+    """The number of weights in the matrices that a token passes through."""
     layer = n_embd * 3 * n_embd + n_embd * n_embd + n_embd * n_inner + n_inner * n_embd
     return n_layer * layer + n_embd * vocab_size
 
 
 def flops(n_layer: int, n_embd: int, n_inner: int, vocab_size: int, context: int) -> int:
-    """Operations for one new token that looks at `context` tokens."""
+    """Operations for one new token that attends to `context` tokens."""
     attention = n_layer * context * (2 * n_embd + 2 * n_embd)
     return 2 * parameters(n_layer, n_embd, n_inner, vocab_size) + attention
 
 
 def bytes_read(n_layer: int, n_embd: int, n_inner: int, vocab_size: int, context: int, itemsize: int) -> int:
-    """Bytes that have to be read for one new token; `itemsize` is that of a weight and of a cached number."""
+    """Bytes to read for one new token; a weight and a cached number take `itemsize` bytes each."""
     cached = n_layer * context * 2 * n_embd
     return itemsize * (parameters(n_layer, n_embd, n_inner, vocab_size) + cached)
 
@@ -38,7 +38,7 @@ PASTE = "Paste this into Python"  # what is told where the random comparison fin
 MUTANTS = [
     ("int32", "return itemsize * (parameters(n_layer, n_embd, n_inner, vocab_size) + cached)",
      "import numpy\n    return int(numpy.array([itemsize * (parameters(n_layer, n_embd, n_inner, vocab_size) + cached)]).astype(numpy.int32)[0])",
-     "int32 is too short"),
+     "too large for int32"),
     ("a context of at least one", "    cached = n_layer * context", "    context = context or 1\n    cached = n_layer * context", "nothing cached"),
     ("a context of at most 128", "    attention = n_layer * context", "    attention = n_layer * min(context, 128)", PASTE),
     ("a prediction without end", "PREDICTION = 40", 'PREDICTION = float("inf")', "got:       inf"),
@@ -57,11 +57,11 @@ MUTANTS = [
     ("weights for every sequence", "(weights + batch * cached)", "batch * (weights + cached)", "not once for each sequence"),
     ("the faster one", "max(reading, computing)", "min(reading, computing)", "not the faster"),
     ("no prediction", "PREDICTION = 40", "PREDICTION = None", "write down a guess first"),
-    ("four times the width inside", "n_embd * n_inner + n_inner * n_embd", "8 * n_embd * n_embd", "a size of its own"),
+    ("four times the width inside", "n_embd * n_inner + n_inner * n_embd", "8 * n_embd * n_embd", "a separate size"),
     ("always four bytes", "return itemsize * (", "return 4 * (", PASTE),
     ("one sequence's operations", "computing = batch * flops", "computing = flops", "each of the sequences computes"),
     ("tokens of one sequence", "return batch / max(", "return 1 / max(", "a token for each"),
-    ("one cache for the batch", "(weights + batch * cached)", "(weights + cached)", "a cache of its own"),
+    ("one cache for the batch", "(weights + batch * cached)", "(weights + cached)", "its own cache"),
     ("cached numbers without their bytes", "cached = bytes_read(**sizes, context=context, itemsize=itemsize) - weights",
      "cached = (bytes_read(**sizes, context=context, itemsize=itemsize) - weights) / itemsize", "read in bytes"),
 ]  # fmt: skip

@@ -42,16 +42,16 @@ MUTANTS = [
      "    if len(prompts) > 1:\n        return [generate(model, [prompt], max_tokens, eos, max_len)[0] for prompt in prompts]\n"
      "    prompts = [prompt[-max_len:] for prompt in prompts]\n", "go through as one batch"),
     ("padded on the right", "[eos] * (longest - len(prompt)) + prompt", "prompt + [eos] * (longest - len(prompt))",
-     "read at its padding"),
+     "its padding was read"),
     ("cut after padding, and not before", "    prompts = [prompt[-max_len:] for prompt in prompts]\n", "", "cut each prompt"),
     ("cut at the wrong end", "prompt[-max_len:]", "prompt[:max_len]", "the last tokens of the prompts are lost"),
     ("padding counted before the cut", "    prompts = [prompt[-max_len:] for prompt in prompts]\n    longest = max(map(len, prompts))\n"
      "    padded = [[eos] * (longest - len(prompt)) + prompt for prompt in prompts]\n",
      "    longest = max(map(len, prompts))\n"
-     "    padded = [([eos] * (longest - len(prompt)) + prompt)[-max_len:] for prompt in prompts]\n", "counted before the cut"),
+     "    padded = [([eos] * (longest - len(prompt)) + prompt)[-max_len:] for prompt in prompts]\n", "counted before truncation"),
     ("the end token in prompt and padding", "tokens[:, start:].tolist()):", "tokens.tolist()):", "ended the row"),
     ("positions of columns", "(columns - num_padding[:, None]).clamp(min=0)", "columns.expand(tokens.shape)",
-     "positions count columns"),
+     "positions were counted in columns"),
     ("positions below zero", ".clamp(min=0)", "", "clamp them"),
     ("no mask after the first step", "        visible = visible & (columns >= num_padding[:, None])[:, None, :]\n",
      "        if tokens.shape[1] == start:\n"

@@ -23,8 +23,8 @@ def generate(
 LIVE = "        live = [i for i in live if len(outputs[i]) < max_tokens[i] and outputs[i][-1] != eos]\n"
 MUTANTS = [
     ("row r is request r", "for i, token in zip(live, step([sequences[i] for i in live]), strict=True):",
-     "for i, token in enumerate(step([sequences[i] for i in live])):", "row r is not request r"),
-    ("with the prompt", "return outputs", "return sequences", "no part of the result"),
+     "for i, token in enumerate(step([sequences[i] for i in live])):", "row r is no longer request r"),
+    ("with the prompt", "return outputs", "return sequences", "not part of the result"),
     ("changes the prompts", "list(prompt) for prompt in prompts", "prompt for prompt in prompts", "copy them"),
     ("carries done rows", LIVE, LIVE.replace("live = [i for i in live if", "live = live if any(").replace("!= eos]", "!= eos for i in live) else []")
      .replace("live if any( len", "live if any(len") + "    outputs = [o[:n] for o, n in zip(outputs, max_tokens)]\n",
@@ -36,14 +36,14 @@ MUTANTS = [
     ("searches the prompt", "outputs[i][-1] != eos]", "eos not in sequences[i]]", "in the new tokens only"),
     ("results by prompt", ("    outputs: list[list[int]] = [[] for _ in prompts]\n", "return outputs"),
      ("    outputs: list[list[int]] = [[] for _ in prompts]\n", "return [{tuple(p): o for p, o in zip(prompts, outputs)}[tuple(p)] for p in prompts]"),
-     "kept by prompt"),
-    ("one list for all", "[[] for _ in prompts]", "[[]] * len(prompts)", "one list under two names"),
+     "keyed by prompt"),
+    ("one list for all", "[[] for _ in prompts]", "[[]] * len(prompts)", "are the same list"),
     ("in the order of their ends", ("    live = list(range(len(prompts)))\n", LIVE, "return outputs"),
      ("    live, done = list(range(len(prompts))), []\n", LIVE.replace("        live =", "        left =") + "        done += [outputs[i] for i in live if i not in left]\n"
-      "        live = left\n", "return done"), "in which the rows were done"),
+      "        live = left\n", "return done"), "in which rows finished"),
     ("counts the prompt", "len(outputs[i]) < max_tokens[i]", "len(sequences[i]) < max_tokens[i]", "expected:"),
     ("a limit for all", "len(outputs[i]) < max_tokens[i]", "len(outputs[i]) < max(max_tokens)", "expected:"),
-    ("returns nothing", "    return outputs\n", "", "None came back"),
+    ("returns nothing", "    return outputs\n", "", "it returned None"),
     ("counts the caller's limits down", LIVE, "        for i in live:\n            max_tokens[i] -= 1\n"
      "        live = [i for i in live if max_tokens[i] and outputs[i][-1] != eos]\n", "the caller's lists were changed"),
     ("steps without anybody", "    while live:\n", "    for _ in range(max(max_tokens) + 1):\n", "one step too many"),

@@ -17,14 +17,14 @@ def split(prompt: str, choice: str, encode: Callable[[str], list[int]]) -> tuple
 
 
 def log_probability(logits: Tensor, token_ids: list[int], num_prompt: int) -> float:
-    """Of the tokens behind the prompt. logits: [len(token_ids), vocab_size], what follows each token"""
+    """The sum over the tokens after the prompt. logits: [len(token_ids), vocab_size], what follows each token"""
     rows = torch.log_softmax(logits[num_prompt - 1 : -1].double(), dim=-1)  # [n, vocab_size]
     chosen = torch.tensor(token_ids[num_prompt:])  # [n]
     return rows.gather(1, chosen[:, None]).sum().item()
 
 
 def choose(logprobs: list[float], choices: list[str], per_byte: bool) -> int:
-    """The number of the best choice, from 0; of equal ones the first."""
+    """The index of the best choice, from 0; the first one if several are equal."""
     values = logprobs
     if per_byte:
         values = [logprob / len(choice.encode()) for logprob, choice in zip(logprobs, choices, strict=True)]
@@ -55,29 +55,29 @@ MUTANTS = [
     ("each by itself", "    if len(whole) <= len(first):  # they grow together\n", "    if True:\n", "the model sees the whole text"),
     ("the prompt with its spaces", "    begin = prompt.rstrip()\n", "    begin = prompt\n", "count the prompt's tokens without it"),
     ("spaces alone", "prompt.rstrip()\n", 'prompt.rstrip(" ")\n', "a line end is white space too"),
-    ("the space is lost", "encode(prompt + choice)", "encode(begin + choice)", "is lost: it goes with the choice"),
-    ("no tokens are left", "len(whole) <= len(first)", "False", "each is encoded by itself"),
-    ("the spaces go nowhere", "encode(spaces + choice)", "encode(choice)", "is lost: it goes with the choice"),
-    ("the row of the token itself", "logits[num_prompt - 1 : -1]", "logits[num_prompt:]", "told by row i - 1"),
+    ("the space is lost", "encode(prompt + choice)", "encode(begin + choice)", "is lost: it belongs to the choice"),
+    ("no tokens are left", "len(whole) <= len(first)", "False", "encode each by itself"),
+    ("the spaces go nowhere", "encode(spaces + choice)", "encode(choice)", "is lost: it belongs to the choice"),
+    ("the row of the token itself", "logits[num_prompt - 1 : -1]", "logits[num_prompt:]", "predicted by row i - 1"),
     ("the prompt too", ("logits[num_prompt - 1 : -1]", "token_ids[num_prompt:]"), ("logits[:-1]", "token_ids[1:]"), "own tokens don't count"),
     ("the first token is missing", ("logits[num_prompt - 1 : -1]", "token_ids[num_prompt:]"),
-     ("logits[num_prompt:-1]", "token_ids[num_prompt + 1 :]"), "the first counts like the others"),
+     ("logits[num_prompt:-1]", "token_ids[num_prompt + 1 :]"), "the first one counts too"),
     ("the first token alone", ("logits[num_prompt - 1 : -1]", "token_ids[num_prompt:]"),
      ("logits[num_prompt - 1 : num_prompt]", "token_ids[num_prompt : num_prompt + 1]"), "all of them count"),
     ("the mean", ".sum().item()", ".mean().item()", "not the mean"),
-    ("logits as they are", CHOSEN, "logits[num_prompt - 1 : -1].double()", "no log-probabilities"),
-    ("probabilities", ".double(), dim=-1)", ".double(), dim=-1).exp()", "their logarithms are added up"),
-    ("the logarithm of a softmax", CHOSEN, "torch.softmax(logits[num_prompt - 1 : -1], dim=-1).log()", "compute with logarithms from the start"),
+    ("logits as they are", CHOSEN, "logits[num_prompt - 1 : -1].double()", "not log-probabilities"),
+    ("probabilities", ".double(), dim=-1)", ".double(), dim=-1).exp()", "their logarithms are added"),
+    ("the logarithm of a softmax", CHOSEN, "torch.softmax(logits[num_prompt - 1 : -1], dim=-1).log()", "work with logarithms from the start"),
     ("exponentials of large numbers", CHOSEN,
-     "logits[num_prompt - 1 : -1] - logits[num_prompt - 1 : -1].exp().sum(-1, keepdim=True).log()", "compute with logarithms from the start"),
+     "logits[num_prompt - 1 : -1] - logits[num_prompt - 1 : -1].exp().sum(-1, keepdim=True).log()", "work with logarithms from the start"),
     ("always per byte", "    if per_byte:\n", "    if True:\n", "the sum itself is compared"),
     ("never per byte", "    if per_byte:\n", "    if False:\n", "per_byte divides by the length"),
     ("characters", "len(choice.encode())", "len(choice)", "not in characters"),
-    ("multiplies", "logprob / len(", "logprob * len(", "not multiplied"),
-    ("the last of equal ones", "range(len(values)), key", "reversed(range(len(values))), key", "of equal ones the first"),
+    ("multiplies", "logprob / len(", "logprob * len(", "don't multiply"),
+    ("the last of equal ones", "range(len(values)), key", "reversed(range(len(values))), key", "of equal choices, take the first"),
     ("the least likely", "key=lambda i: values[i]", "key=lambda i: -values[i]", "the highest is the best"),
-    ("failed ones are left out", "right / len(references)", "right / max(1, sum(answer is not None for answer in answers))", "it counts, as wrong"),
-    ("a number of answers", "right / len(references)", "right", "a share is wanted"),
-    ("percent", "right / len(references)", "100 * right / len(references)", "no percentage"),
-    ("None is 0", "answer == reference for", "(answer or 0) == reference for", "not the answer 0"),
+    ("failed ones are left out", "right / len(references)", "right / max(1, sum(answer is not None for answer in answers))", "counts as wrong"),
+    ("a number of answers", "right / len(references)", "right", "return a share"),
+    ("percent", "right / len(references)", "100 * right / len(references)", "not a percentage"),
+    ("None is 0", "answer == reference for", "(answer or 0) == reference for", "not answer 0"),
 ]  # fmt: skip

@@ -12,7 +12,7 @@ class Sequence:
 
 
 def make_room(running: list[Sequence], num_free: int, block_size: int) -> tuple[list[Sequence], list[Sequence], int]:
-    """(who runs on, who was preempted in the order of the queue, how many blocks are free)"""
+    """(sequences that keep running, preempted ones in queue order, number of free blocks)"""
     running, preempted, i = list(running), [], 0
     while i < len(running):
         sequence = running[i]
@@ -35,17 +35,17 @@ def make_room(running: list[Sequence], num_free: int, block_size: int) -> tuple[
 
 MUTANTS = [
     ("a block for everybody", "missing = -(-sequence.num_tokens // block_size) - sequence.num_blocks",
-     "missing = sequence.num_tokens // block_size + 1 - sequence.num_blocks", "needs none"),
-    ("never a block", "missing = -(-sequence.num_tokens // block_size) - sequence.num_blocks", "missing = 0", "has to get another"),
-    ("the oldest goes", "youngest = running.pop()", "youngest = running.pop(0)", "last come, first go"),
+     "missing = sequence.num_tokens // block_size + 1 - sequence.num_blocks", "needs no block"),
+    ("never a block", "missing = -(-sequence.num_tokens // block_size) - sequence.num_blocks", "missing = 0", "needs another one"),
+    ("the oldest goes", "youngest = running.pop()", "youngest = running.pop(0)", "last in, first out"),
     ("the asking one goes", "youngest = running.pop()", "youngest = running.pop(i)", "only if it is the youngest"),
     ("it keeps what was computed", "youngest.num_blocks = youngest.num_computed_tokens = 0", "youngest.num_blocks = 0",
-     "computes everything again"),
+     "compute everything again"),
     ("it loses its tokens", "youngest.num_computed_tokens = 0", "youngest.num_computed_tokens = youngest.num_tokens = 0",
-     "its output is not lost"),
-    ("the youngest is first in the queue", "preempted.insert(0, youngest)", "preempted.append(youngest)", "first in the queue again"),
-    ("for ever", "            raise MemoryError(f\"{sequence.name} alone needs {missing} blocks more than the {num_free} that are free\")",
-     "            return [], running, num_free + sequence.num_blocks", "for ever"),
+     "it keeps its output"),
+    ("the youngest is first in the queue", "preempted.insert(0, youngest)", "preempted.append(youngest)", "back to the front of the queue"),
+    ("forever", "            raise MemoryError(f\"{sequence.name} alone needs {missing} blocks more than the {num_free} that are free\")",
+     "            return [], running, num_free + sequence.num_blocks", "forever"),
     ("blocks get lost", "num_free += youngest.num_blocks", "num_free += max(0, youngest.num_blocks - (youngest.num_blocks > 3))",
      "blocks were lost"),
     ("needs a block at the end of the last", "-(-sequence.num_tokens // block_size) -", "-(-(sequence.num_tokens + 1) // block_size) -", "expected:"),

@@ -36,7 +36,7 @@ class PrefixCache:
             before = entry
 
     def find(self, token_ids: list[int]) -> list[int]:
-        """The blocks of the longest beginning that is there, with at least one token left to compute."""
+        """The blocks of the longest cached prefix, with at least one token left to compute."""
         found, before = [], None
         for tokens in self.cut(token_ids[:-1]):
             before = self.look_up(before, tokens)
@@ -46,7 +46,7 @@ class PrefixCache:
         return found
 
     def evict(self, block: int) -> None:
-        """This block, and what is behind it, can't be found any more. A block that is not there is ignored."""
+        """This block, and those after it, can no longer be found. A block that is not there is ignored."""
         entry = self.of_block.pop(block, None)
         waiting = [] if entry is None else [entry]
         for entry in waiting:  # it grows meanwhile; a chain of blocks may be too long for recursion
@@ -84,23 +84,23 @@ PASTE = "Paste this into Python"  # what is told where the random comparison fin
 MUTANTS = [
     ("half blocks", "len(token_ids) - self.block_size + 1, self.block_size):", "len(token_ids), self.block_size):",
      "only full blocks"),
-    ("the whole prompt", "self.cut(token_ids[:-1])", "self.cut(token_ids)", "no token is left"),
+    ("the whole prompt", "self.cut(token_ids[:-1])", "self.cut(token_ids)", "one token must be left"),
     ("a block too few", "self.cut(token_ids[:-1])", "self.cut(token_ids[: -1 - (len(token_ids) % self.block_size == 1)])",
      "as soon as one token is left"),
     ("the tokens alone", HASH + "\n\n    def look_up(self, before: Entry | None, tokens: tuple[int, ...]) -> Entry | None:\n"
      "        for entry in self.entries.get(self.hash_of(before, tokens), ()):\n            " + COMPARED,
      "return self.hash_function(tokens)\n\n    def look_up(self, before, tokens):\n"
      "        for entry in self.entries.get(self.hash_of(before, tokens), ()):\n            if entry.tokens == tokens:",
-     "are another block"),
+     "are a different block"),
     ("the newer one wins", "            if entry is None:\n                entry = Entry", "            if True:\n                if entry is not None:\n"
-     "                    self.entries[self.hash_of(before, tokens)].remove(entry)\n                entry = Entry", "what is there stays"),
+     "                    self.entries[self.hash_of(before, tokens)].remove(entry)\n                entry = Entry", "the block that is there stays"),
     ("stops at what is there", "            before = entry\n", "            if entry.block != block:\n                return\n            before = entry\n",
-     "goes behind the first's blocks"),
+     "follows the first's blocks"),
     ("evicts a duplicate", "        entry = self.of_block.pop(block, None)\n", "        entry = self.of_block.pop(block, None) or next(iter(self.of_block.values()), None)\n",
      "must change nothing"),
-    ("never evicts", "        entry = self.of_block.pop(block, None)\n", "        entry = None\n", "something else soon"),
+    ("never evicts", "        entry = self.of_block.pop(block, None)\n", "        entry = None\n", "soon hold something else"),
     ("names a prefix by its block, and leaves what is behind", (BEHIND, COMPARED), ("", BY_BLOCK), "somebody else's prompt"),
-    ("trusts the hash", COMPARED, "if True:", "the hash was trusted"),
+    ("trusts the hash", COMPARED, "if True:", "the hash alone was trusted"),
     ("one entry a hash", "self.entries.setdefault(self.hash_of(before, tokens), []).append(entry)",
      "self.entries[self.hash_of(before, tokens)] = [entry]", "overwrite each other"),
     ("compares hashes of what came before", COMPARED,
@@ -114,7 +114,7 @@ MUTANTS = [
     ("evicts by recursion", BEHIND, RECURSIVE, "RecursionError"),
     ("tokens by Python's hash", CUT, "yield hash(tuple(token_ids[start : start + self.block_size]))", "not their hashes"),
     ("tokens by CRC32", CUT, "yield __import__('zlib').crc32(repr(tuple(token_ids[start : start + self.block_size])).encode())",
-     "something shorter than the tokens"),
+     "represented by something shorter"),
     ("token ids of eight bits", CUT, "yield bytes(token % 256 for token in token_ids[start : start + self.block_size])", "one token is 256 more"),
     ("token ids of 32 bits", CUT, "yield tuple(token % 2**32 for token in token_ids[start : start + self.block_size])", "one token is 4294967296 more"),
     ("finds eight blocks", "            found.append(before.block)\n", "            found.append(before.block)\n            if len(found) == 8:\n                break\n",

@@ -7,7 +7,7 @@ LINE = 16  # numbers of 4 bytes in a line of 64
 
 
 def pack(weight: list[list[float]], width: int) -> list[float]:
-    """The panels of a matrix, one behind the other. [out][in] -> [out / width, rounded up][in][width], as one list"""
+    """The panels of a matrix, one after another. [out][in] -> [out / width, rounded up][in][width], as one list"""
     in_ = len(weight[0])
     padded = weight + [[0.0] * in_] * (-len(weight) % width)
     packed = []
@@ -84,7 +84,7 @@ MUTANTS = [
     ("whole sums", "own[lane] += row[i] * weight", "own[lane] += int(row[i] * weight)", "x = [[0.5], [3.0]]"),
     ("a copy for every row", ONE_READING,
      "    if len(x) > 1:\n        packed = list(packed)\n        return [multiply(packed, [row], width, out)[0] for row in x]\n" + ONE_READING,
-     "they were read once, and kept"),
+     "they were read once and kept"),
     ("changes x", "    return results\n", "    for row in x:\n        row.append(0.0)\n    return results\n", "must not change its argument"),
     ("a list cannot be next", "    for place in places:\n        line = place // LINE\n", "    while (place := next(places, None)) is not None:\n        line = place // LINE\n", "TypeError"),
     ("does not look far", "    return (matrix + panels) // saved + 1 if saved > 0 else None\n",
@@ -95,19 +95,19 @@ MUTANTS = [
      "            weights = packed[at + width * in_ - width * (i + 1) : at + width * in_ - width * i]\n"
      "            weights = [packed[first * in_ + i * width + lane] for lane in range(width - 1, -1, -1)][::-1]\n", "exactly once"),
     ("backwards within a vector", "weights = packed[at : at + width]",
-     "weights = [packed[at + lane] for lane in range(width - 1, -1, -1)][::-1]", "in the order in which they lie"),
+     "weights = [packed[at + lane] for lane in range(width - 1, -1, -1)][::-1]", "in the order in which they are stored"),
     ("leaves the zeros out", "weights = packed[at : at + width]", "weights = packed[at : at + min(width, out - first)]", "zeros too"),
-    ("keeps the added columns", "result += own[: out - first]", "result += own", "no part of the result"),
+    ("keeps the added columns", "result += own[: out - first]", "result += own", "not part of the result"),
     ("columns as rows", "    return results\n", "    return [list(column) for column in zip(*results)]\n", "[out][rows]"),
-    ("never full", "        if len(kept) > capacity:\n            kept.popitem(last=False)\n", "", "lets a line go"),
-    ("counts numbers", "        if line not in kept:\n            loads += 1\n", "        loads += 1\n", "brings 16 numbers"),
-    ("first in, first out", "        kept.move_to_end(line)\n", "", "the newest: the one goes"),
+    ("never full", "        if len(kept) > capacity:\n            kept.popitem(last=False)\n", "", "evicts a line"),
+    ("counts numbers", "        if line not in kept:\n            loads += 1\n", "        loads += 1\n", "holds 16 numbers"),
+    ("first in, first out", "        kept.move_to_end(line)\n", "", "becomes the newest"),
     ("the newest goes", "            kept.popitem(last=False)\n", "            kept.popitem()\n            kept.popitem()\n            kept[line] = True\n",
      "not the newest"),
     ("64 lines at most", "len(kept) > capacity", "len(kept) > min(64, capacity)", "expected:"),
-    ("one line too many", "len(kept) > capacity", "len(kept) > capacity + 1", "the new one is one of them"),
+    ("one line too many", "len(kept) > capacity", "len(kept) > capacity + 1", "including the new one"),
     ("one line too few", "len(kept) > capacity", "len(kept) > max(1, capacity - 1)", "not before"),
-    ("as many will do", "(matrix + panels) // saved + 1 if", "-(-(matrix + panels) // saved) if", "has not paid yet"),
+    ("as many will do", "(matrix + panels) // saved + 1 if", "-(-(matrix + panels) // saved) if", "has not paid for itself yet"),
     ("writing is free", "(matrix + panels) // saved + 1", "matrix // saved + 1", "also writes the panels"),
     ("packing is free", "(matrix + panels) // saved + 1", "1", "packing is not free"),
     ("panels are free", "saved = plain - panels", "saved = plain", "fetches lines too"),

@@ -6,22 +6,22 @@ CALL = "group_of(x + t * in, panels + o * in, in, sums, count);"
 STORE = "for (int c = 0; c < PANEL && o + c < out; c++) y[(t + k) * out + o + c] = sums[k][c];"
 BY_ROW = "for (int64_t k = 0; k < count; k++) group_of(x + (t + k) * in, panels + o * in, in, sums + k, 1);"
 MUTANTS = [
-    ("row by row", CALL, BY_ROW, "the weights of an input meet all rows of a group"),
-    ("the rest row by row", CALL, f"if (count == GROUP) {CALL} else {BY_ROW}", "rows that are left over share a reading, too"),
-    ("groups outside panels", PANELS + ROWS, ROWS + PANELS, "before the next panel is begun"),
+    ("row by row", CALL, BY_ROW, "use an input's weights for all rows"),
+    ("the rest row by row", CALL, f"if (count == GROUP) {CALL} else {BY_ROW}", "leftover rows share one read too"),
+    ("groups outside panels", PANELS + ROWS, ROWS + PANELS, "before you begin the next panel"),
     ("whole groups only", "n - t < GROUP ? n - t : GROUP", "GROUP", "reads or writes x["),
     ("the rest is left out", "t < n; t += GROUP", "t + GROUP <= n || t == 0; t += GROUP", "expected:"),
     ("columns that don't exist", "c < PANEL && o + c < out", "c < PANEL", "grouped reads or writes y["),
     ("columns by rows", "y[(t + k) * out + o + c]", "y[(o + c) * n + t + k]", "a row for each row of x"),
     ("the last row again", "sums[k][c]", "sums[count - 1][c]", "expected:"),
     ("adds", "+ o + c] = sums", "+ o + c] += sums", "got:"),
-    ("the last input first", "for (int64_t i = 0; i < in; i++)", "for (int64_t i = in - 1; i >= 0; i--)", "input after input"),
+    ("the last input first", "for (int64_t i = 0; i < in; i++)", "for (int64_t i = in - 1; i >= 0; i--)", "one input after another"),
     ("another rounding where there is one row", "sum[t][v] += x[t * in + i] * weights;",
      "{ vec exact = x[t * in + i] * weights; if (count == 1) __asm__ volatile(\"\" : \"+x\"(exact)); sum[t][v] += exact; }",
-     "one order and one rounding"),
+     "the same order and the same rounding"),
     ("two roundings in the rest", "sum[t][v] += x[t * in + i] * weights;",
      "if (count < GROUP) { volatile vec exact = x[t * in + i] * weights; sum[t][v] += exact; } else sum[t][v] += x[t * in + i] * weights;",
-     "one order and one rounding"),
+     "the same order and the same rounding"),
     ("two sums in the rest", CALL, CALL + """
             if (count == 1 && n > 1) {
                 float more[1][PANEL];
@@ -29,21 +29,21 @@ MUTANTS = [
                 group_of(x + t * in, panels + o * in, half, sums, 1);
                 group_of(x + t * in + half, panels + o * in + half * PANEL, in - half, more, 1);
                 for (int c = 0; c < PANEL; c++) sums[0][c] += more[0][c];
-            }""", "input after input"),
+            }""", "one input after another"),
     ("double sums for a row alone", CALL, CALL + """
             if (n == 1)
                 for (int c = 0; c < PANEL; c++) {
                     double sum = 0;
                     for (int64_t i = 0; i < in; i++) sum += (double)x[i] * panels[(o / PANEL * in + i) * PANEL + c];
                     sums[0][c] = (float)sum;
-                }""", "one order and one rounding"),
+                }""", "the same order and the same rounding"),
     ("a copy of the panel on the stack", CALL, "float copy[PANEL * in];\n            for (int64_t i = 0; i < PANEL * in; i++) copy[i] = panels[o * in + i];\n"
-     "            for (int64_t k = 0; k < count; k++) group_of(x + (t + k) * in, copy, in, sums + k, 1);", "64 KB of the stack"),
+     "            for (int64_t k = 0; k < count; k++) group_of(x + (t + k) * in, copy, in, sums + k, 1);", "64 KB of stack"),
     ("a copy of the panel", ("#include \"linear.h\"", CALL), ("#include <stdlib.h>\n#include \"linear.h\"",
      "float *copy = malloc((size_t)(PANEL * in) * 4);\n            for (int64_t i = 0; i < PANEL * in; i++) copy[i] = panels[o * in + i];\n"
      "            for (int64_t k = 0; k < count; k++) group_of(x + (t + k) * in, copy, in, sums + k, 1);\n            free(copy);"), "no memory from malloc"),
     ("rows of 16 bits", "for (int64_t t = 0; t < n; t += GROUP)", "for (int64_t t = 0; t < n && t < 65536; t += GROUP)", "70001 rows"),
-    ("changes x", CALL, CALL + "\n            ((float *)x)[t * in] = 0;", "must not change what it is given"),
+    ("changes x", CALL, CALL + "\n            ((float *)x)[t * in] = 0;", "which it must not change"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

@@ -4,10 +4,10 @@ ADD = "__atomic_fetch_add(&counters[v].taken, 1, __ATOMIC_RELAXED)"
 SHARE = "const int64_t first = num_panels * v / size, end = num_panels * (v + 1) / size;"
 LOOP = "for (int64_t panel; (panel = take(counters, rank, size, num_panels)) >= 0;) one_panel(layer, panel);"
 MUTANTS = [
-    ("two steps", ADD, "counters[v].taken++", "another thread came between"),
+    ("two steps", ADD, "counters[v].taken++", "another thread got in between"),
     ("an atomic reading and an atomic writing", f"const int64_t panel = first + {ADD};",
      "const int64_t old = __atomic_load_n(&counters[v].taken, __ATOMIC_RELAXED), panel = first + old;\n"
-     "        __atomic_store_n(&counters[v].taken, old + 1, __ATOMIC_RELAXED);", "another thread came between"),
+     "        __atomic_store_n(&counters[v].taken, old + 1, __ATOMIC_RELAXED);", "another thread got in between"),
     ("looks first", f"const int64_t panel = first + {ADD};",
      f"if (first + counters[v].taken >= end) continue;\n        const int64_t panel = first + {ADD};\n        return panel;", "expected:"),
     ("raised before", ADD, "__atomic_add_fetch(&counters[v].taken, 1, __ATOMIC_RELAXED)", "expected:"),
@@ -26,13 +26,13 @@ MUTANTS = [
     ("a counter of 16 bits", ADD, "(__atomic_fetch_add(&counters[v].taken, 1, __ATOMIC_RELAXED) & 65535)", "expected:"),
     ("a counter of its own", ("#include \"linear.h\"", ADD), ("#include \"linear.h\"\n\nstatic int64_t own[4096];", "__atomic_fetch_add(&own[v], 1, __ATOMIC_RELAXED)"), "expected:"),
     ("panels from the end", "return panel;", "return first + end - 1 - panel;", "expected:"),
-    ("whole panels only", "(layer->out + PANEL - 1) / PANEL", "layer->out / PANEL", "a panel that is not full is a panel"),
+    ("whole panels only", "(layer->out + PANEL - 1) / PANEL", "layer->out / PANEL", "a partly filled panel counts"),
     ("one panel too many", "(layer->out + PANEL - 1) / PANEL", "layer->out / PANEL + 1", "there is no such panel"),
-    ("one panel for each thread", LOOP, "const int64_t panel = take(counters, rank, size, num_panels);\n    if (panel >= 0) one_panel(layer, panel);", "panels that nobody computes"),
-    ("stops at panel 0", "num_panels)) >= 0;)", "num_panels)) > 0;)", "panels that nobody computes"),
-    ("each its own", LOOP, "for (int64_t panel = num_panels * rank / size; panel < num_panels * (rank + 1) / size; panel++) one_panel(layer, panel);", "the threads that came compute all there is"),
+    ("one panel for each thread", LOOP, "const int64_t panel = take(counters, rank, size, num_panels);\n    if (panel >= 0) one_panel(layer, panel);", "panels that no thread computes"),
+    ("stops at panel 0", "num_panels)) >= 0;)", "num_panels)) > 0;)", "panels that no thread computes"),
+    ("each its own", LOOP, "for (int64_t panel = num_panels * rank / size; panel < num_panels * (rank + 1) / size; panel++) one_panel(layer, panel);", "the threads that are there must compute everything"),
     ("every thread all", LOOP, "for (int64_t panel = 0; panel < num_panels; panel++) one_panel(layer, panel);", "the order of the panels"),
-    ("thread 0 does all", LOOP, "if (rank == 0)\n        for (int64_t panel = 0; panel < num_panels; panel++) one_panel(layer, panel);", "the threads that came compute all there is"),
+    ("thread 0 does all", LOOP, "if (rank == 0)\n        for (int64_t panel = 0; panel < num_panels; panel++) one_panel(layer, panel);", "the threads that are there must compute everything"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

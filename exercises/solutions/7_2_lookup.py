@@ -4,7 +4,7 @@ import itertools
 
 
 class Lookup:
-    """Guesses that what followed the last tokens when they came before follows again."""
+    """Guesses that the last tokens will be followed by what followed them before."""
 
     def __init__(self, token_ids: list[int]):
         self.token_ids: list[int] = []
@@ -12,7 +12,7 @@ class Lookup:
         self.add(token_ids)
 
     def add(self, token_ids: list[int]) -> None:
-        """The sequence goes on with these."""
+        """Append these tokens to the sequence."""
         for token_id in token_ids:
             end = len(self.token_ids)
             for n in range(2, min(4, end) + 1):  # something follows them now
@@ -20,7 +20,7 @@ class Lookup:
             self.token_ids.append(token_id)
 
     def guess(self, count: int) -> list[int]:
-        """What comes next, so many tokens at most; none if the last two have not come before."""
+        """At most `count` tokens that may come next; none if the last two tokens have not occurred before."""
         for n in (4, 3, 2):
             place = self.places.get(tuple(self.token_ids[-n:]))
             if place is not None:
@@ -49,11 +49,11 @@ SEARCH = """            ends = [i for i in range(n, len(self.token_ids)) if self
 """
 PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
-    ("with the match", "self.token_ids[place : place + count]", "self.token_ids[place - n : place - n + count]", "behind the match"),
-    ("one too far", "self.token_ids[place : place + count]", "self.token_ids[place + 1 : place + 1 + count]", "right behind the match"),
-    ("as many as there are", GIVE, "                return self.token_ids[place:]\n", "count is the most"),
-    ("at least one", "islice(itertools.cycle(following), count)", "islice(itertools.cycle(self.token_ids[place:]), max(1, count))", "count is the most"),
-    ("a single token", ("in (4, 3, 2)", "in range(2,"), ("in (4, 3, 2, 1)", "in range(1,"), "one token is too little"),
+    ("with the match", "self.token_ids[place : place + count]", "self.token_ids[place - n : place - n + count]", "after the match"),
+    ("one too far", "self.token_ids[place : place + count]", "self.token_ids[place + 1 : place + 1 + count]", "right after the match"),
+    ("as many as there are", GIVE, "                return self.token_ids[place:]\n", "guess at most count"),
+    ("at least one", "islice(itertools.cycle(following), count)", "islice(itertools.cycle(self.token_ids[place:]), max(1, count))", "guess at most count"),
+    ("a single token", ("in (4, 3, 2)", "in range(2,"), ("in (4, 3, 2, 1)", "in range(1,"), "one token is too short"),
     ("the end itself", ADD, AFTER, "expected:"),
     ("the end itself, where nothing else is", GUESS, GUESS + "            if n == 2 and place is None and len(self.token_ids) > 1:\n                place = len(self.token_ids) - 2\n", "expected:"),
     ("tokens in any order", ("tuple(self.token_ids[end - n :])", "tuple(self.token_ids[-n:])"), ("tuple(sorted(self.token_ids[end - n :]))", "tuple(sorted(self.token_ids[-n:]))"), "in the same order"),
@@ -63,28 +63,28 @@ MUTANTS = [
     ("five at first", ("in (4, 3, 2)", "min(4, end)"), ("in (5, 4, 3, 2)", "min(5, end)"), "at most the last four"),
     ("three at least", "in (4, 3, 2)", "in (4, 3)", "expected:"),
     ("the first of them", ENTER, "                self.places.setdefault(tuple(self.token_ids[end - n :]), end)\n", "the latest counts"),
-    ("nothing beyond the end", GIVE, "                return following\n", "as if it came again"),
+    ("nothing beyond the end", GIVE, "                return following\n", "as if the same text came again"),
     ("the sequence again", "itertools.cycle(following)", "itertools.chain(following, itertools.cycle(self.token_ids))", "not with the beginning"),
     ("the last token again", "itertools.cycle(following)", "itertools.chain(following, itertools.repeat(self.token_ids[-1]))", "not with its last token"),
     ("no overlap", "            if place is not None:", "            if place is not None and place <= len(self.token_ids) - n:", "may overlap the end"),
     ("a guess is a token", GIVE, GIVE.replace("return ", "drafts = ") + "                self.add(drafts)\n                return drafts\n", "expected:"),
-    ("a guess is a token when it is long", GIVE, GIVE.replace("return ", "drafts = ") + "                self.add(drafts if count == 2 else [])\n                return drafts\n", "only add makes it go on"),
+    ("a guess is a token when it is long", GIVE, GIVE.replace("return ", "drafts = ") + "                self.add(drafts if count == 2 else [])\n                return drafts\n", "only add extends it"),
     ("one index for all", "self.places: dict[tuple[int, ...], int] = {}", "self.places: dict[tuple[int, ...], int] = Lookup.__dict__.get('kept', {})\n        Lookup.kept = self.places", "expected:"),
     ("the caller's list", "        self.token_ids: list[int] = []\n", "        self.token_ids: list[int] = token_ids if len(token_ids) == 4 else []\n        token_ids = [] if len(token_ids) == 4 else token_ids\n", "expected:"),
     ("only the last of several", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n        self.places.pop(tuple(self.token_ids[-5:-2]), None)\n", "expected:"),
-    ("only what was there at first", "        for token_id in token_ids:\n", "        if self.token_ids:\n            self.token_ids += token_ids\n            return\n        for token_id in token_ids:\n", "a sequence that grows"),
+    ("only what was there at first", "        for token_id in token_ids:\n", "        if self.token_ids:\n            self.token_ids += token_ids\n            return\n        for token_id in token_ids:\n", "tokens that are added one by one"),
     ("place 2 is none", "if place is not None:", "if place and place > 2:", "expected:"),
     ("by hash", ("tuple(self.token_ids[end - n :])", "tuple(self.token_ids[-n:])"), ("(n, sum(self.token_ids[end - n :]))", "(n, sum(self.token_ids[-n:]))"), "expected:"),
     ("the low bits of tokens", ("tuple(self.token_ids[end - n :])", "tuple(self.token_ids[-n:])"), ("tuple(t & 65535 for t in self.token_ids[end - n :])", "tuple(t & 65535 for t in self.token_ids[-n:])"), "expected:"),
-    ("searches each time", GUESS, SEARCH, "entered only once"),
+    ("searches each time", GUESS, SEARCH, "indexed only once"),
     ("enters all anew", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n        if len(token_ids) == 1 < len(self.token_ids):\n"
-     "            sequence, self.token_ids = self.token_ids, []\n            self.add(sequence)\n", "entered only once"),
+     "            sequence, self.token_ids = self.token_ids, []\n            self.add(sequence)\n", "indexed only once"),
     ("a new list for each token", "self.token_ids.append(token_id)", "self.token_ids = self.token_ids + [token_id]", "append to it"),
     ("copies the list to look at it", "            end = len(self.token_ids)\n", "            end = len(self.token_ids[:])\n", "append to it"),
     ("copies the index", "        for token_id in token_ids:\n", "        self.places = dict(self.places)\n        for token_id in token_ids:\n", "append to it"),
     ("a text with a character for each token", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n            self.text = getattr(self, 'text', '') + chr(token_id % 1_000_000)\n", "append to it"),
     ("characters instead of tokens", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(ord(chr(token_id)))\n", "ValueError"),
-    ("list.index", "        for n in (4, 3, 2):\n", "        if -1 in self.token_ids or (count and self.token_ids and self.token_ids.index(self.token_ids[-1]) < 0):\n            return []\n        for n in (4, 3, 2):\n", "entered only once"),
+    ("list.index", "        for n in (4, 3, 2):\n", "        if -1 in self.token_ids or (count and self.token_ids and self.token_ids.index(self.token_ids[-1]) < 0):\n            return []\n        for n in (4, 3, 2):\n", "indexed only once"),
     ("copies the rest", "self.token_ids[place : place + count]", "self.token_ids[place:]", "five tokens of it are enough"),
     ("forgets what is long ago", "            if place is not None:", "            if place is not None and place > len(self.token_ids) - 1000:", "expected:"),
 ]  # fmt: skip

@@ -9,7 +9,7 @@ Uniform = Callable[[int, int], float]
 def guess(
     distribution: Distribution, uniform: Uniform, seed: int, prompt: list[int], output: list[int], count: int
 ) -> list[int]:
-    """Tokens to follow the output, each drawn with the number that the model will draw with at its position."""
+    """Tokens to follow the output, each drawn with the random number that the model will use at its position."""
     guesses: list[int] = []
     for position in range(len(output), len(output) + count):
         u, total = uniform(seed, position), 0.0
@@ -22,7 +22,7 @@ def guess(
 
 
 def shared(p: list[float], q: list[float]) -> float:
-    """How often both draw the same token, if they draw with the same number."""
+    """How often both draw the same token if they draw with the same number."""
     agreed = start_p = start_q = 0.0
     for a, b in zip(p, q, strict=True):
         end_p, end_q = start_p + a, start_q + b
@@ -32,7 +32,7 @@ def shared(p: list[float], q: list[float]) -> float:
 
 
 def independent(p: list[float], q: list[float]) -> float:
-    """How often, if each draws with a separate number."""
+    """How often both draw the same token if each draws with a separate number."""
     return sum(a * b for a, b in zip(p, q, strict=True))
 
 
@@ -54,31 +54,31 @@ DRAW = """        for token, probability in enumerate(distribution(prompt + outp
 OVERLAP = "max(0.0, min(end_p, end_q) - max(start_p, start_q))"
 FOUND = "[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]"
 MUTANTS = [
-    ("one number for all guesses", "uniform(seed, position)", "uniform(seed, len(output))", "a number of its own"),
+    ("one number for all guesses", "uniform(seed, position)", "uniform(seed, len(output))", "its own number"),
     ("positions of the whole sequence", POSITIONS, "range(len(prompt + output), len(prompt + output) + count)", "the prompt's were not drawn"),
-    ("one too far", POSITIONS, "range(len(output) + 1, len(output) + count + 1)", "how many tokens the output has"),
-    ("the newest token's number again", POSITIONS, "range(len(output) - 1, len(output) + count - 1)", "how many tokens the output has"),
-    ("counts the guesses alone", POSITIONS, "range(count)", "how many tokens the output has"),
+    ("one too far", POSITIONS, "range(len(output) + 1, len(output) + count + 1)", "the number of output tokens"),
+    ("the newest token's number again", POSITIONS, "range(len(output) - 1, len(output) + count - 1)", "the number of output tokens"),
+    ("counts the guesses alone", POSITIONS, "range(count)", "the number of output tokens"),
     ("another seed", "uniform(seed, position)", "uniform(seed + 1, position)", "expected:"),
     ("dice", "uniform(seed, position)", "__import__('random').random()", "expected:"),
     ("numbers one after another, from call to call", "uniform(seed, position)", "uniform(seed, guess.__dict__.setdefault('numbers', __import__('itertools').count()).__next__())", "expected:"),
-    ("does not see its guesses", ASKED, "distribution(prompt + output)", "the guesses before it, too"),
+    ("does not see its guesses", ASKED, "distribution(prompt + output)", "also follows the guesses before it"),
     ("does not see the prompt", ASKED, "distribution(output + guesses)", "reads the prompt and the output"),
     ("does not see the output", ASKED, "distribution(prompt + guesses)", "reads the prompt and the output"),
-    ("the likeliest", DRAW, "        every = distribution(prompt + output + guesses)\n        guesses.append(every.index(max(every)))\n", "not the likeliest"),
+    ("the likeliest", DRAW, "        every = distribution(prompt + output + guesses)\n        guesses.append(every.index(max(every)))\n", "don't take the likeliest"),
     ("equal is enough", "total > u", "total >= u", "equal is not enough"),
-    ("the likeliest first on the line", "enumerate(distribution(prompt + output + guesses))", "sorted(enumerate(distribution(prompt + output + guesses)), key=lambda pair: -pair[1])", "in their own order"),
-    ("one guess more", POSITIONS, "range(len(output), len(output) + count + 1)", "more than was asked for"),
+    ("the likeliest first on the line", "enumerate(distribution(prompt + output + guesses))", "sorted(enumerate(distribution(prompt + output + guesses)), key=lambda pair: -pair[1])", "in the order of their ids"),
+    ("one guess too many", POSITIONS, "range(len(output), len(output) + count + 1)", "one guess too many"),
     ("asks once more", "    return guesses\n", "    distribution(prompt + output + guesses)\n    return guesses\n", "once for each guess"),
     ("asks for each token", DRAW, "        for token in range(len(distribution(prompt + output + guesses))):\n            total += distribution(prompt + output + guesses)[token]\n            if total > u:\n"
      "                guesses.append(token)\n                break\n", "once for each guess"),
     ("the output goes on", "    guesses: list[int] = []\n", "    guesses: list[int] = []\n    output += guesses\n    prompt.append(0)\n    prompt.pop()\n    output.append(0)\n", "expected:"),
-    ("the most that is possible", OVERLAP, "min(a, b)", "the most that any rule can reach"),
+    ("the most that is possible", OVERLAP, "min(a, b)", "the best any rule can reach"),
     ("a negative overlap", OVERLAP, "min(end_p, end_q) - max(start_p, start_q)", "not a negative one"),
     ("two numbers instead of one", OVERLAP, "a * b", "with two numbers"),
     ("where the likeliest are the same", "    agreed = start_p = start_q = 0.0\n", "    agreed = start_p = start_q = 0.0\n    p, q = sorted(p, reverse=True), sorted(q, reverse=True)\n", "expected:"),
     ("the distance of the sums", OVERLAP, "abs(end_p - end_q)", "expected:"),
-    ("one number instead of two", "sum(a * b for", "sum(min(a, b) for", "are multiplied"),
+    ("one number instead of two", "sum(a * b for", "sum(min(a, b) for", "multiply the probabilities"),
     ("the likeliest token alone", "sum(a * b for", "max(a * b for", "expected:"),
     ("they always agree more often", FOUND, "[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]", "where it ends in the other"),
     ("nearly the same either way", FOUND, "[0.9, 0.1, 0.0], [0.0, 0.1, 0.9]", "where it ends in the other"),

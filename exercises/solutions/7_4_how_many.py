@@ -9,7 +9,7 @@ def rate(steps: list[tuple[int, int]]) -> float:
 
 
 def speed(a: float, count: int, seconds: list[float], guess: float, requests: int) -> float:
-    """How many times as fast the engine is with this number of guesses for each request as with none."""
+    """How many times as fast the engine is with this number of guesses per request as with none."""
     tokens = sum(a**k for k in range(count + 1))
     return tokens * seconds[requests] / (seconds[requests * (1 + count)] + count * guess)
 
@@ -21,7 +21,7 @@ def best(a: float, seconds: list[float], guess: float, requests: int) -> int:
 
 
 def break_even(count: int, seconds: list[float], guess: float, requests: int) -> float | None:
-    """The least `a` with which that many guesses are no slower than none; None if there is none."""
+    """The smallest `a` with which that many guesses are no slower than none; None if there is no such `a`."""
     low, high = 0.0, 1.0
     if speed(high, count, seconds, guess, requests) < 1:
         return None
@@ -51,29 +51,29 @@ BISECT = """    for _ in range(30):
 PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("guesses that were not tried are wrong", "wrong = sum(right < guesses for guesses, right in steps)", "wrong = sum(guesses - right for guesses, right in steps)", "were not tried"),
-    ("the mean of the steps", RATE, "shares = [right / guesses for guesses, right in steps if guesses]\n    return sum(shares) / max(1, len(shares))", "not the mean"),
+    ("the mean of the steps", RATE, "shares = [right / guesses for guesses, right in steps if guesses]\n    return sum(shares) / max(1, len(shares))", "don't average"),
     ("a wrong one in each step", "sum(right < guesses for guesses, right in steps)", "len(steps)", "none is wrong"),
     ("nothing tried is an error", " if right + wrong else 0.0", "", "ZeroDivisionError"),
     ("nothing tried is 1", "else 0.0", "else 1.0", "none was tried"),
     ("guesses are independent", TOKENS, "1 + count * a", "all before it are right"),
     ("without the token that comes anyway", TOKENS, "sum(a**k for k in range(1, count + 1))", "even if no guess is right"),
-    ("without the one behind the last", TOKENS, "sum(a**k for k in range(max(1, count)))", "behind the last"),
+    ("without the one behind the last", TOKENS, "sum(a**k for k in range(max(1, count)))", "after the last"),
     ("the closed form", TOKENS, "(1 - a ** (count + 1)) / (1 - a)", "ZeroDivisionError"),
-    ("guesses cost nothing", " + count * guess)", ")", "one after the other"),
-    ("guesses at once", " + count * guess)", " + min(1, count) * guess)", "one after the other"),
+    ("guesses cost nothing", " + count * guess)", ")", "one after another"),
+    ("guesses at once", " + count * guess)", " + min(1, count) * guess)", "one after another"),
     ("guesses of each request", " + count * guess)", " + requests * count * guess)", "for all requests at once"),
     ("rows of one request", "seconds[requests * (1 + count)]", "seconds[1 + count]", "one for each of its guesses"),
     ("rows of guesses alone", "seconds[requests * (1 + count)]", "seconds[max(1, requests * count)]", "one for each of its guesses"),
     ("guesses of one request", "seconds[requests * (1 + count)]", "seconds[requests + count]", "one for each of its guesses"),
-    ("against one request", "tokens * seconds[requests]", "tokens * seconds[1]", "a row for each request"),
-    ("tokens of all", SPEED, SPEED.replace("tokens *", "requests * tokens *"), "one each"),
+    ("against one request", "tokens * seconds[requests]", "tokens * seconds[1]", "one row per request"),
+    ("tokens of all", SPEED, SPEED.replace("tokens *", "requests * tokens *"), "one token each"),
     ("how much slower", SPEED, "return (seconds[requests * (1 + count)] + count * guess) / tokens / seconds[requests]", "more is slower"),
-    ("tokens a step", SPEED, "return float(tokens)", "it also takes longer"),
+    ("tokens a step", SPEED, "return float(tokens)", "the step also takes longer"),
     ("at least one guess", BEST, "max(counts[1:], default=0, key=lambda count: speed(a, count, seconds, guess, requests))", "the best count is 0"),
-    ("the most of equal ones", BEST, "max(reversed(counts), key=lambda count: speed(a, count, seconds, guess, requests))", "of equal ones the least"),
+    ("the most of equal ones", BEST, "max(reversed(counts), key=lambda count: speed(a, count, seconds, guess, requests))", "of equally fast counts take the smallest"),
     ("up to the first that is slower", "    counts = range((len(seconds) - 1) // requests)  # 1 + count rows each\n", "    counts = range((len(seconds) - 1) // requests)\n    for count in counts[1:]:\n"
-     "        if speed(a, count, seconds, guess, requests) < speed(a, count - 1, seconds, guess, requests):\n            return count - 1\n", "costs may rise in stairs"),
-    ("as many as there are rows for", "return " + BEST, "return counts[-1]", "not the most tokens a second"),
+     "        if speed(a, count, seconds, guess, requests) < speed(a, count - 1, seconds, guess, requests):\n            return count - 1\n", "costs may rise in steps"),
+    ("as many as there are rows for", "return " + BEST, "return counts[-1]", "not the most tokens per second"),
     ("one row too many", "(len(seconds) - 1) // requests)", "len(seconds) // requests)", "IndexError"),
     ("the rows of one request, for the best", BEST, "max(range(len(seconds) - 1), key=lambda count: speed(a, count, seconds, guess, 1))", "each brings its own guesses"),
     ("a row too few", "(len(seconds) - 1) // requests)", "max(1, (len(seconds) - 1) // requests - 1))", "expected:"),

@@ -52,9 +52,9 @@ BY_SHIFT = SIZES.replace("x.abs()", "(x.int() + 128)")
 ITSELF = "weight[None].expand(n, out, in_)"
 SATURATES = "saturates"
 MUTANTS = [
-    ("a scale for all rows", SCALE, "scale = x.abs().max() / 127", "a scale of its own"),
+    ("a scale for all rows", SCALE, "scale = x.abs().max() / 127", "its own scale"),
     ("a scale for each input", SCALE, "scale = x.abs().amax(dim=0, keepdim=True) / 127", "Error"),
-    ("the largest with its sign", SCALE, "scale = x.amax(dim=-1, keepdim=True).clamp(min=1e-9) / 127", "without its sign"),
+    ("the largest with its sign", SCALE, "scale = x.amax(dim=-1, keepdim=True).clamp(min=1e-9) / 127", "largest absolute value"),
     ("a row of zeros is 0 / 0", "torch.where(scale > 0, scale, 1.0)", "scale", "no largest number to divide by"),
     ("no scale below 1e-5", "scale > 0, scale, 1.0", "scale > 0, scale.clamp_min(1e-5), 1.0", "only a row of zeros"),
     ("a little is added to what divides", "(x / torch.where(scale > 0, scale, 1.0))", "(x / (scale + 1e-12))", "only a row of zeros"),
@@ -64,13 +64,13 @@ MUTANTS = [
     ("activations are not rounded, weights are", "(x / torch.where(scale > 0, scale, 1.0)).round()", "x / torch.where(scale > 0, scale, 1.0)", "are rounded"),
     ("without the row's scale", "(scale * scales)", "scales", "both scales"),
     ("without the channel's scale", "(scale * scales)", "scale", "both scales"),
-    ("the bias before the scales", ENDS, "    y = sums if bias is None else sums + bias\n    return y * (scale * scales)\n", "the bias is no integer"),
+    ("the bias before the scales", ENDS, "    y = sums if bias is None else sums + bias\n    return y * (scale * scales)\n", "the bias is not quantized"),
     ("no bias", ENDS, "    return sums * (scale * scales)\n", "the bias is missing"),
     ("None is a bias", ENDS, "    return sums * (scale * scales) + bias\n", "TypeError"),
     ("the bias is rounded", "y + bias", "y + (bias / scales).round() * scales", "expected:"),
-    ("sums of 8 bits", SUMS, "sums = (integers.to(torch.int8)[:, None] * weight).sum(-1, dtype=torch.int8).float()", "no room"),
-    ("products of 8 bits", SUMS, "sums = (integers.to(torch.int8)[:, None] * weight).sum(-1).float()", "no room"),
-    ("sums of 16 bits", SUMS, "sums = (integers.to(torch.int16) @ weight.to(torch.int16).t()).float()", "no room"),
+    ("sums of 8 bits", SUMS, "sums = (integers.to(torch.int8)[:, None] * weight).sum(-1, dtype=torch.int8).float()", "don't fit"),
+    ("products of 8 bits", SUMS, "sums = (integers.to(torch.int8)[:, None] * weight).sum(-1).float()", "don't fit"),
+    ("sums of 16 bits", SUMS, "sums = (integers.to(torch.int16) @ weight.to(torch.int16).t()).float()", "don't fit"),
     ("sums of float32", SUMS, "sums = integers @ weight.float().t()", "not exact"),
     ("sums of bfloat16", SUMS, "sums = (integers.bfloat16() @ weight.bfloat16().t()).float()", "expected:"),
     ("floats of 64 bits", SUMS, SUMS.replace(".float()", ""), "dtype is torch.float64"),
@@ -85,10 +85,10 @@ MUTANTS = [
     ("corrected with the wrong sign", "- 128 * weight.sum", "+ 128 * weight.sum", "expected:"),
     ("a correction of 8 bits", "weight.sum(dim=-1, dtype=torch.int32)", "weight.sum(dim=-1, dtype=torch.int8).int()", "expected:"),
     ("a correction of 16 bits", "128 * weight.sum(dim=-1, dtype=torch.int32)", "(128 * weight.sum(dim=-1, dtype=torch.int16)).int()", "expected:"),
-    ("fours without the instruction", "    for i in range(0, in_, 4):\n", "    return x.int() @ weight.int().t()\n    for i in range(0, in_, 4):\n", "by the instruction"),
+    ("fours without the instruction", "    for i in range(0, in_, 4):\n", "    return x.int() @ weight.int().t()\n    for i in range(0, in_, 4):\n", "let the instruction do the multiplying"),
     ("fours of zeros, and a product of torch's", "    for i in range(0, in_, 4):\n", "    lanes = n * out * in_ // 4\n    none = torch.zeros(lanes, 4)\n"
-     "    vpdpbusd(torch.zeros(lanes, dtype=torch.int32), none.to(torch.uint8), none.to(torch.int8))\n    return x.int() @ weight.int().t()\n    for i in range(0, in_, 4):\n", "by the instruction"),
-    ("pairs whose result is not used", "    pairs = vpmaddubsw", "    vpmaddubsw(sizes.reshape(-1, 2), signed.reshape(-1, 2))\n    return x.int() @ weight.int().t()\n    pairs = vpmaddubsw", "by the instruction"),
+     "    vpdpbusd(torch.zeros(lanes, dtype=torch.int32), none.to(torch.uint8), none.to(torch.int8))\n    return x.int() @ weight.int().t()\n    for i in range(0, in_, 4):\n", "let the instruction do the multiplying"),
+    ("pairs whose result is not used", "    pairs = vpmaddubsw", "    vpmaddubsw(sizes.reshape(-1, 2), signed.reshape(-1, 2))\n    return x.int() @ weight.int().t()\n    pairs = vpmaddubsw", "let the instruction do the multiplying"),
     ("the instruction for a part", "range(0, in_, 4):\n", "range(0, 4, 4):\n", "expected:"),
     ("a last instruction is left out", "range(0, in_, 4):\n", "range(0, in_ - 4, 4):\n", "expected:"),
     ("unsigned and signed are exchanged", "vpdpbusd(sums, rows, columns)", "vpdpbusd(sums, columns, rows)", "unsigned must be torch.uint8"),
@@ -98,10 +98,10 @@ MUTANTS = [
      PAIRS + " - 128 * x.sum(dim=-1, dtype=torch.int32)[:, None]"), SATURATES),
     ("sizes without signs", SIGNED, "signed = " + ITSELF, "negative"),
     ("pairs added in 16 bits", PAIRS, PAIRS.replace("dtype=torch.int32", "dtype=torch.int16") + ".int()", "widen"),
-    ("bytes by bytes", SIZES, SIZES + "\n    return (x.int()[:, None] * weight.int()).sum(-1, dtype=torch.int32)", "by the instruction"),
+    ("bytes by bytes", SIZES, SIZES + "\n    return (x.int()[:, None] * weight.int()).sum(-1, dtype=torch.int32)", "let the instruction do the multiplying"),
     ("one product in each instruction", "    pairs = vpmaddubsw", "    a, b = sizes.reshape(-1, 1), signed.reshape(-1, 1)\n    none = lambda t: torch.zeros_like(t)\n"
      "    pairs = vpmaddubsw(torch.cat([a, none(a)], 1), torch.cat([b, none(b)], 1)).view(-1, 2).int()\n    pairs = pairs.sum(-1) + 0 * vpmaddubsw(torch.cat([none(a), none(a)], 1), torch.cat([b, none(b)], 1)).view(-1, 2).int().sum(-1)\n"
-     "    return pairs.view(n, out, -1).sum(dim=-1, dtype=torch.int32)\n    pairs = vpmaddubsw", "two instructions for each pair"),
+     "    return pairs.view(n, out, -1).sum(dim=-1, dtype=torch.int32)\n    pairs = vpmaddubsw", "two instructions per pair"),
 ]  # fmt: skip
 
 EVEN = """    even = torch.tensor([1, 0]).repeat(in_ // 2)

@@ -1,4 +1,4 @@
-"""Exercise 1.1, the sampler. The text is in 1_1_sampler.md beside this file."""
+"""Exercise 1.1, the sampler. Instructions: 1_1_sampler.md."""
 
 
 def distribution(

@@ -1,4 +1,4 @@
-"""Exercise 1.2, where a completion ends. The text is in 1_2_stops.md beside this file."""
+"""Exercise 1.2, where a completion ends. Instructions: 1_2_stops.md."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,5 +12,5 @@ class Completion:
 
 
 def complete(model: Iterator[tuple[int, str]], eos_token_id: int, stop: tuple[str, ...], max_tokens: int) -> Completion:
-    """Take (token id, its text) from the model until the completion ends."""
+    """Take (token id, its text) pairs from the model until the completion ends."""
     raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Exercise 1.3, a stream of text from tokens of bytes. The text is in 1_3_utf8_stream.md beside this file."""
+"""Exercise 1.3, a stream of text from tokens of bytes. Instructions: 1_3_utf8_stream.md."""
 
 
 class TextStream:
@@ -9,7 +9,7 @@ class TextStream:
         raise NotImplementedError
 
     def add(self, data: bytes) -> str:
-        """The text that is certain, now that these bytes came."""
+        """The text that is now certain, after these bytes."""
         raise NotImplementedError
 
     def flush(self) -> str:

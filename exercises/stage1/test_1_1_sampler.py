@@ -24,7 +24,7 @@ def test_temperature(work):
     said = {"the logits were multiplied by the temperature; dividing flattens": shares(1, 16, 81)}
     expect(case.format(2), work.distribution(of([1, 4, 9]), temperature=2), shares(1, 2, 3), said)
     expect(case.format(0.5), work.distribution(of([1, 4, 9]), temperature=0.5), shares(1, 16, 81))
-    said = {"however low a temperature is, it divides: only 0 itself takes the best token": [0, 1]}
+    said = {"even a very low temperature divides: only 0 itself takes the best token": [0, 1]}
     got = work.distribution([0.0, 0.001], temperature=0.001)
     expect("logits 0 and 0.001 at temperature 0.001", got, shares(1, math.e), said)
     expect("logits 1000 and 999", work.distribution([1000.0, 999.0]), shares(math.e, 1), tolerance=1e-6)
@@ -43,7 +43,7 @@ def test_greedy(work):
 def test_top_k(work):
     expect("top_k=3, weights 4, 2, 2, 1", work.distribution(of([4, 2, 2, 1]), top_k=3), shares(4, 2, 2, 0),
            {"the k-th best is kept": shares(4, 0, 0, 0), "one too many: the k-th best is the last": shares(4, 2, 2, 1)})  # fmt: skip
-    said = {"what equals the k-th best must not depend on its place: keep both": shares(4, 2, 0, 0)}
+    said = {"of tokens that tie with the k-th best, keep all: position must not decide": shares(4, 2, 0, 0)}
     expect("top_k=2, weights 4, 2, 2, 1", work.distribution(of([4, 2, 2, 1]), top_k=2), shares(4, 2, 2, 0), said)
     said = {"top_k counts at any temperature": shares(2, 2**0.5, 2**0.5, 1)}
     got = work.distribution(of([16, 4, 4, 1]), temperature=4, top_k=3)
@@ -57,7 +57,7 @@ def test_top_p(work):
     said = {"the most likely token is always kept": [0, 0, 0]}
     expect("top_p=0.1, weights 5, 3, 1", work.distribution(of([5, 3, 1]), top_p=0.1), [1.0, 0.0, 0.0], said)
 
-    said = {"among equals the one with the higher number is kept first": shares(1, 1, 0, 0),
+    said = {"among ties, the token with the higher id is kept first": shares(1, 1, 0, 0),
             "until they sum to *at least* top_p: two of four are 0.5": shares(0, 1, 1, 1)}  # fmt: skip
     expect("top_p=0.5, four equal weights", work.distribution(of([1, 1, 1, 1]), top_p=0.5), shares(0, 0, 1, 1), said)
 
@@ -69,7 +69,7 @@ def test_top_p_to_the_last_digit(work):
 
 
 def test_min_p(work):
-    said = {"min_p is a share of the best token's probability, not a probability": [1, 0, 0, 0]}
+    said = {"min_p is relative to the best token's probability, not a probability by itself": [1, 0, 0, 0]}
     got = work.distribution(of([10, 4, 3, 2]), min_p=0.25)
     expect("min_p=0.25, weights 10, 4, 3, 2", got, shares(10, 4, 3, 0), said)
     got = work.distribution(of([4, 2, 4]), min_p=1.0)
@@ -81,7 +81,7 @@ def test_order(work):
     said = {"top-p was applied before the temperature": shares(81, 16, 0)}
     got = work.distribution(of([9, 4, 1]), temperature=0.5, top_p=0.8)
     expect("temperature 0.5 and top_p 0.8, weights 9, 4, 1", got, [1.0, 0.0, 0.0], said)
-    said = {"top-p has to see what top-k left, summed to 1 again": shares(4, 3, 0, 0)}
+    said = {"top-p works on what top-k has kept, renormalized to sum to 1": shares(4, 3, 0, 0)}
     got = work.distribution(of([4, 3, 2, 1]), top_k=2, top_p=0.55)
     expect("top_k=2 and top_p=0.55, weights 4, 3, 2, 1", got, [1.0, 0.0, 0.0, 0.0], said)
 
@@ -93,14 +93,14 @@ def test_draw(work):
     expect("u = 0.99, probabilities 0.25, 0.75, 0", work.draw([0.25, 0.75, 0.0], 0.99), 1)
     u = 1 - 2**-53
     got = work.draw([0.3, 0.3, 0.3, 0.09999999, 0.0], u)
-    said = "rounding may leave the sum below u; then the last token with a probability is meant"
+    said = "rounding may leave the sum below u; then return the last token whose probability is not 0"
     expect("u just below 1, 0.3, 0.3, 0.3, 0.09999999, 0", got, 3, {said: OneOf([4, 5])})
     expect("u just below 1, ten times 0.1 (they sum to less than 1)", work.draw([0.1] * 10, u), 9, {said: 10})
 
 
 def slowly(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> list[float] | None:
-    """The same from tokens in a row, the most likely first, that are taken off its end one by one. None if the row would
-    have to be cut where rounding decides."""
+    """The same, from a list of tokens, most likely first, dropped from the end one at a time. None if rounding would
+    decide where to cut."""
     if temperature == 0:
         return [float(i == logits.index(max(logits))) for i in range(len(logits))]
     row = sorted(range(len(logits)), key=lambda i: (logits[i], i), reverse=True)
@@ -121,7 +121,7 @@ def slowly(logits: list[float], temperature: float, top_k: int, top_p: float, mi
 
 
 def test_any_distribution(work):
-    """Few tokens, many of them equal, at any height."""
+    """A few tokens with many ties, at any magnitude."""
 
     def check(choose):
         height = choose.one_of([0.0, 1000.0, -20_000.0])
@@ -142,7 +142,7 @@ def test_any_distribution(work):
 
 
 def test_any_draw(work):
-    """Probabilities and numbers that a computer adds up exactly."""
+    """Probabilities and numbers whose sums are exact in floating point."""
 
     def check(choose):
         shares = [choose.upto(4) for _ in range(choose.between(1, 5))]
@@ -170,7 +170,7 @@ def test_against_the_engine(work):
 
 
 def test_many_tokens(work):
-    """As many as a vocabulary has, with ranks and probabilities far down the row."""
+    """A whole vocabulary, with ranks and probabilities far down the list."""
     logits = [-0.01 * i for i in range(1100)]
     random.Random(1).shuffle(logits)
     for temperature, k, top_p, min_p in (

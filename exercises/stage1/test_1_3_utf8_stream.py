@@ -1,4 +1,4 @@
-"""Every way to cut a text into tokens has to give the same text, as early as can be."""
+"""However a text is cut into tokens, the same text must come out, as early as possible."""
 
 import codecs
 
@@ -15,7 +15,7 @@ def test_characters_over_tokens(work):
     data = "é€🦊".encode()
     pieces = [data[i : i + 1] for i in range(len(data))]
     said = {"each token was decoded alone; half a character has to wait for the rest": ["�"] * 9 + [""],
-            "half a character has to wait, not to be dropped": [""] * 10}  # fmt: skip
+            "half a character must be held back, not dropped": [""] * 10}  # fmt: skip
     got, _ = sent(work, pieces)
     expect("é€🦊, byte by byte", got, ["", "é", "", "", "€", "", "", "", "🦊", ""], said)
 
@@ -23,11 +23,11 @@ def test_characters_over_tokens(work):
 def test_broken_bytes(work):
     said = {"the reader should see that something is broken": ["a", "b", ""]}
     expect("a byte that begins nothing", sent(work, [b"a", b"\xffb"])[0], ["a", "�b", ""], said)
-    expect("E0 80, with which no character begins", sent(work, [b"\xe0\x80"])[0], ["��", ""],
-           {"no character begins like this: waiting for its third byte holds back too much": ["", "��"],
+    expect("E0 80, which begins no character", sent(work, [b"\xe0\x80"])[0], ["��", ""],
+           {"no character begins with these bytes: waiting for a third one holds back too much": ["", "��"],
             "one � for each broken piece, and these are two": ["�", ""]})  # fmt: skip
-    said = {"what is left at the end is told too": ["a", "", ""]}
-    expect("an end in the middle of a character", sent(work, [b"a", b"\xe2\x82"])[0], ["a", "", "�"], said)
+    said = {"what is left at the end must be returned too": ["a", "", ""]}
+    expect("ends in the middle of a character", sent(work, [b"a", b"\xe2\x82"])[0], ["a", "", "�"], said)
 
 
 def test_holds_back_no_more_than_needed(work):
@@ -41,9 +41,9 @@ def test_holds_back_no_more_than_needed(work):
 
 
 def test_holds_back_a_possible_stop_text(work):
-    later = "after the stop text nothing more is sent, by flush neither"
+    later = "nothing more is sent after the stop text, not even by flush"
     said = {"the beginning of the stop text was sent; it can't be taken back": ["a S", "T", "", "", ""],
-            "look for the stop text in what was held back and the new text together": ["a ", "", "STOP b", "c", ""],
+            "search for the stop text in the held-back text and the new text together": ["a ", "", "STOP b", "c", ""],
             later: OneOf([["a ", "", "", "c", ""], ["a ", "", "", " bc", ""], ["a ", "", "", "", "c"]])}  # fmt: skip
     got, stopped = sent(work, [b"a S", b"T", b"OP b", b"c"], ("STOP",))
     expect("a S|T|OP b|c, stop 'STOP'", got, ["a ", "", "", "", ""], said)
@@ -51,15 +51,15 @@ def test_holds_back_a_possible_stop_text(work):
 
 
 def test_sends_what_was_held_back_for_nothing(work):
-    said = {"what was held back is lost: it goes in front of what comes next": ["a ", "ART", ""],
-            "flush would be too late: send it as soon as it can be no stop text": ["a ", "", "START"]}  # fmt: skip
+    said = {"the held-back text is lost: put it in front of what comes next": ["a ", "ART", ""],
+            "don't wait for flush: send the text as soon as it can no longer begin a stop text": ["a ", "", "START"]}  # fmt: skip
     expect("a ST|ART, stop 'STOP'", sent(work, [b"a ST", b"ART"], ("STOP",))[0], ["a ", "START", ""], said)
-    said = {"at the end what was held back is text like any other": ["a ", ""]}
+    said = {"at the end, held-back text is text like any other": ["a ", ""]}
     expect("a ST and the end, stop 'STOP'", sent(work, [b"a ST"], ("STOP",))[0], ["a ", "ST"], said)
 
 
 def test_holds_back_the_longest_beginning(work):
-    said = {"the longest beginning has to be held back: the first a was sent too early": ["x a", "ab", ""]}
+    said = {"hold back the longest beginning of a stop text: the first a was sent too early": ["x a", "ab", ""]}
     expect("x aa|b, stop 'aab'", sent(work, [b"x aa", b"b"], ("aab",))[0], ["x ", "", ""], said)
 
 
@@ -79,18 +79,18 @@ def test_flush_may_complete_a_stop_text(work):
 def test_streams_are_apart(work):
     one, two = work.TextStream(), work.TextStream()
     got = [one.add(b"\xc3"), two.add(b"x"), one.add(b"\xa9")]
-    said = {"each stream has half characters of its own: one decoder for all mixes them": ["", "�x", "�"]}
+    said = {"each stream needs its own decoder: a shared one mixes up half characters": ["", "�x", "�"]}
     expect("half of é in one stream, x in another, the other half in the first", got, ["", "x", "é"], said)
 
 
 def test_a_long_stop_text(work):
     got = sent(work, [b"a <|end_of_turn|", b">"], ("<|end_of_turn|>",))[0]
     expect("a <|end_of_turn||>, stop '<|end_of_turn|>'", got, ["a ", "", ""],
-           {"a stop text may be longer than what was held back": ["a <|end_of_turn|", ">", ""]})  # fmt: skip
+           {"a stop text may be longer than the held-back text": ["a <|end_of_turn|", ">", ""]})  # fmt: skip
 
 
 def slowly(pieces, stop):
-    """(what a call returns, whether it has stopped then) for each call, flush last; all is worked out anew each time."""
+    """(what a call returns, whether the stream has stopped) for each call, flush last, recomputed from scratch each time."""
     sent, returned = "", []
     for n in range(1, len(pieces) + 2):
         data, final = b"".join(pieces[:n]), n > len(pieces)
@@ -126,7 +126,7 @@ def test_any_stream(work):
 
 
 def test_long_texts(work):
-    """Thousands of bytes at once, and a stop text of a thousand characters over many tokens."""
+    """Thousands of bytes at once, and a stop text of a thousand characters that spans many tokens."""
     text = "a🦊é" * 800
     expect("5,600 bytes in one piece", sent(work, [text.encode()])[0], [text, ""])
     for length in (100, 1500):
@@ -135,9 +135,9 @@ def test_long_texts(work):
         expect(f"a stop text of {length} characters over three tokens", sent(work, pieces, (stop,)),
                (["x" * 2000, "", "", "", ""], True))  # fmt: skip
         expect(
-            "the same, but for its end",
+            "the same, except for its end",
             sent(work, [*pieces[:2], b"Q"], (stop,))[0],
             ["x" * 2000, "", stop[:-1] + "Q", ""],
         )
         held = sent(work, [b"y" * 1000 + stop[:-1].encode()], (stop,))[0]
-        expect("the end, when nearly all of it is held back", held, ["y" * 1000, stop[:-1]])
+        expect("the end, when almost all of it is held back", held, ["y" * 1000, stop[:-1]])

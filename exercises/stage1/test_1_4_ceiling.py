@@ -18,11 +18,11 @@ TINY = dict(n_layer=3, n_embd=4, n_inner=10, vocab_size=7)
 def test_parameters(work):
     layer = 4 * 12 + 4 * 4 + 4 * 10 + 10 * 4
     said = {
-        "queries, keys and values are three matrices": 3 * (layer - 2 * 4 * 4) + 28,
+        "queries, keys and values take three matrices": 3 * (layer - 2 * 4 * 4) + 28,
         "the feed-forward layer has two matrices, there and back": 3 * (layer - 40) + 28,
         "the last matrix, to the vocabulary, is missing": 3 * layer,
         "each layer has its own matrices": layer + 28,
-        "n_inner is a size of its own, not always 4 n_embd": 3 * (4 * 12 + 4 * 4 + 2 * 4 * 16) + 28,
+        "n_inner is a separate size, not always 4 n_embd": 3 * (4 * 12 + 4 * 4 + 2 * 4 * 16) + 28,
     }
     expect(f"parameters of {TINY}", work.parameters(**TINY), 3 * layer + 28, said)
     expect("parameters of GPT-2 small", work.parameters(**SMALL), 123_532_032)
@@ -51,7 +51,7 @@ def test_bytes(work):
     expect(f"bytes of {TINY} at a context of 5, 4 bytes each", got, 4 * (weights + 5 * cached), said)
     large = dict(n_layer=48, n_embd=1600, n_inner=6400, vocab_size=50257)
     expect("bytes of GPT-2 XL, nothing cached, 4 bytes each", work.bytes_read(**large, context=0, itemsize=4), 4 * 1_554_971_200,
-           {"more than 2 billion: int32 is too short": 4 * 1_554_971_200 - 2**32})  # fmt: skip
+           {"more than 2 billion: too large for int32": 4 * 1_554_971_200 - 2**32})  # fmt: skip
 
 
 def test_ceiling(work):
@@ -61,13 +61,13 @@ def test_ceiling(work):
         for bandwidth, rate in ((1e3, 1e9), (1e9, 1e3), (1e3, 3e3)):
             reading, computing = (4 * weights + batch * cached) / bandwidth, batch * operations / rate
             said = {
-                "reading and computing go on at the same time: the slower one counts, not the sum": batch / (reading + computing),
+                "reading and computing overlap: the slower one counts, not the sum": batch / (reading + computing),
                 "a batch reads the weights once, not once for each sequence":
                     batch / max(batch * (4 * weights + cached) / bandwidth, computing),
                 "the slower one limits, not the faster": batch / min(reading, computing),
                 "each of the sequences computes": batch / max(reading, computing / batch),
                 "a step makes a token for each of the sequences": 1 / max(reading, computing),
-                "each of the sequences has a cache of its own": batch / max((4 * weights + cached) / bandwidth, computing),
+                "each sequence has its own cache": batch / max((4 * weights + cached) / bandwidth, computing),
                 "the cache is read in bytes, not in numbers":
                     batch / max((4 * weights + batch * cached / 4) / bandwidth, computing),
             }  # fmt: skip
@@ -118,12 +118,12 @@ def test_large_models(work):
 
 
 def test_prediction(work):
-    """Never wrong, but kept before the measurement, which comes only when the functions are right."""
+    """Never wrong, but kept before the measurement, which runs only once the functions are right."""
     for test in (test_parameters, test_flops, test_bytes, test_ceiling, test_any_sizes, test_large_models):
         test(work)
     number = isinstance(work.PREDICTION, Real) and not isinstance(work.PREDICTION, bool)
     require(number and 0 < work.PREDICTION < math.inf, "PREDICTION", "a number of tokens per second",
-            repr(work.PREDICTION), "write down a guess first; it is kept, and then it is measured" * (work.PREDICTION is None))  # fmt: skip
+            repr(work.PREDICTION), "write down a guess first; it is kept, and then the speed is measured" * (work.PREDICTION is None))  # fmt: skip
     prediction = lock("1.4", float(work.PREDICTION))
     if prediction != work.PREDICTION:
         print(f"your first prediction, {prediction:g}, is the one that counts")

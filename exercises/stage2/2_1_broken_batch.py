@@ -1,4 +1,4 @@
-"""Exercise 2.1, the broken batch. The text is in 2_1_broken_batch.md beside this file. Five mistakes are in here."""
+"""Exercise 2.1, the broken batch. Instructions: 2_1_broken_batch.md. Five mistakes are in here."""
 
 from collections.abc import Callable
 

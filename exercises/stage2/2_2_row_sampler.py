@@ -1,4 +1,4 @@
-"""Exercise 2.2, a sampler for rows. The text is in 2_2_row_sampler.md beside this file."""
+"""Exercise 2.2, a sampler for rows. Instructions: 2_2_row_sampler.md."""
 
 from torch import Tensor
 

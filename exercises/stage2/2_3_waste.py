@@ -1,4 +1,4 @@
-"""Exercise 2.3, count the waste. The text is in 2_3_waste.md beside this file."""
+"""Exercise 2.3, count the waste. Instructions: 2_3_waste.md."""
 
 
 def positions(

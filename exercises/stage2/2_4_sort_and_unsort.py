@@ -1,4 +1,4 @@
-"""Exercise 2.4, sort and unsort. The text is in 2_4_sort_and_unsort.md beside this file."""
+"""Exercise 2.4, sort and unsort. Instructions: 2_4_sort_and_unsort.md."""
 
 
 def make_batches(lengths: list[int], size: int) -> list[list[int]]:

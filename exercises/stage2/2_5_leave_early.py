@@ -1,4 +1,4 @@
-"""Exercise 2.5, leave early. The text is in 2_5_leave_early.md beside this file."""
+"""Exercise 2.5, leave early. Instructions: 2_5_leave_early.md."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A test for each mistake: a model that writes down what it is asked shows them one by one."""
+"""A test for each mistake: a model that records its arguments shows them one by one."""
 
 import torch
 
@@ -11,8 +11,8 @@ EOS = 0
 
 
 class CountingModel:
-    """Its next token is the token at that column plus one, whatever stands before: nothing but the column read matters.
-    Keeps what it was called with."""
+    """Its next token is the token in that column plus one, whatever came before: only the column read matters. Records
+    its arguments."""
 
     def __init__(self, vocab_size: int = 100):
         self.vocab_size, self.calls = vocab_size, []
@@ -23,16 +23,16 @@ class CountingModel:
 
 
 def summing_model(tokens, positions, visible):
-    """Its next token is a sum over all that a column may look at, so that every token, position and mask matters."""
+    """Its next token is a sum over everything that a column may look at, so that every token, position and mask matters."""
     sums = (visible * ((tokens + 1) * (positions + 1))[:, None, :]).sum(dim=-1)  # [batch, n_seq]
     return torch.nn.functional.one_hot(sums % 7, 7).float()
 
 
 def test_the_last_token_is_read(work):
     got = work.generate(CountingModel(), [[10, 20, 30], [40]], 1, EOS, 50)
-    said = {"the short row was padded on the right and read at its padding": [[31], [EOS + 1]],
+    said = {"the short row was padded on the right, and its padding was read": [[31], [EOS + 1]],
             "max_tokens new tokens, not one more": [[31, 32], [41, 42]]}  # fmt: skip
-    expect("prompts 10 20 30 and 40, a model that counts on", got, [[31], [41]], said)
+    expect("prompts 10 20 30 and 40, a model that counts up", got, [[31], [41]], said)
 
 
 def test_each_prompt_is_cut_by_itself(work):
@@ -44,7 +44,7 @@ def test_each_prompt_is_cut_by_itself(work):
     work.generate(model, [[10, 20, 30, 40], [50, 60]], 1, EOS, 3)
     seen = model.calls[0][0]
     expect("rows of the first call, for two prompts", len(seen), 2, {"the prompts have to go through as one batch": 1})
-    expect("what the model saw of them", [seen[0].tolist(), seen[1, -2:].tolist()], [[20, 30, 40], [50, 60]],
+    expect("the tokens that the model saw", [seen[0].tolist(), seen[1, -2:].tolist()], [[20, 30, 40], [50, 60]],
            {"nothing was cut: cut each prompt to its last max_len tokens, then pad": [[10, 20, 30, 40], [50, 60]]})  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_positions_are_a_rows_own(work):
     work.generate(model, [[10, 20, 30], [40]], 2, EOS, 50)
     for step, (_, positions, _) in enumerate(model.calls):
         own = [positions[0].tolist(), positions[1, 2:].tolist()]
-        said = {"positions count columns, not a row's own tokens: a short row begins at 2": [
+        said = {"positions were counted in columns, not in a row's own tokens: the short row begins at 2": [
             list(range(3 + step)), list(range(2, 3 + step))]}  # fmt: skip
         expect(
             f"positions of both rows' own tokens, step {step}",
@@ -88,15 +88,15 @@ def test_padding_of_a_batch_that_was_cut(work):
     model = CountingModel()
     work.generate(model, [[10, 20, 30, 40], [50, 60]], 1, EOS, 3)
     _, positions, visible = model.calls[0]
-    said = {"the padding was counted before the cut: three columns are left, one of them is padding": (
+    said = {"the padding was counted before truncation: three columns are left, and one of them is padding": (
         [0, 0], [[False, True, False], [False, False, True]])}  # fmt: skip
-    expect("what the model was told of the second row's own tokens: positions, and what they may look at",
+    expect("what the model got for the second row's own tokens: positions, and what they may look at",
            (positions[1, 1:].tolist(), visible[1, 1:].tolist()), ([0, 1], [[False, True, False], [False, True, True]]), said)  # fmt: skip
 
 
 @one_thread()
 def test_with_a_real_model(work):
-    """Random GPT-2, rows of unequal lengths: each as if it were alone."""
+    """A random GPT-2, rows of unequal lengths: each as if it were alone."""
     config = (
         STAGES[1].part("model").ModelConfig(n_layer=2, n_head=2, n_embd=16, n_inner=32, n_positions=32, vocab_size=50)
     )
@@ -146,12 +146,12 @@ def test_nothing_is_computed_for_nobody(work):
     model = CountingModel(vocab_size=8)
     work.generate(model, [[6], [5]], 9, EOS, 50)
     expect("passes until rows that count 7, 0 and 6, 7, 0 have ended, max_tokens 9", len(model.calls), 3,
-           {"when all rows have ended, nothing is left to compute, even if they ended in different steps": 9})  # fmt: skip
+           {"once all rows have ended, nothing is left to compute, even if they ended in different steps": 9})  # fmt: skip
 
 
 @one_thread()
 def test_large_batches(work):
-    """Long prompts, many rows, numbers of tokens beyond 65,535."""
+    """Long prompts, many rows, token ids beyond 65,535."""
     for prompts, values in (
         ([[(i * i) % 70_001 for i in range(950)], [100_000, 3]], (2, 70_002, 1000)),
         ([[row % 9 + 1] * (1 + row % 3) for row in range(300)], (3, 300, 70_000)),

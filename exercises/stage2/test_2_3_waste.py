@@ -8,21 +8,21 @@ from tools.engines import STAGES
 
 def test_one_request(work):
     said = {"each step computes the whole sequence, which grows": (6, 0), "the last token is never computed": (12, 0),
-            "the second number is what was computed for nothing, not all that was": (9, 9),
-            "the batch ends with its last row: no step is left then": (9, 5)}  # fmt: skip
+            "the second number is the waste alone, not everything that was computed": (9, 9),
+            "the batch ends with its last row: there is no further step": (9, 5)}  # fmt: skip
     expect("prompt 2, output 3: 2 + 3 + 4", work.positions([2], [3], 8), (9, 0), said)
 
 
 def test_padding_of_the_prompts(work):
-    said = {"count the rectangle, not only what is in it": (6, 0), "padding was counted as live": (10, 0)}
+    said = {"count the whole rectangle, not only its tokens": (6, 0), "padding was counted as live": (10, 0)}
     expect("prompts 5 and 1, one token each", work.positions([5, 1], [1, 1], 8), (6, 4), said)
 
 
 def test_the_picture(work):
     said = {
-        "a row that is done goes through the model until its batch ends": (16, 6),
-        "what a done row computes is for nobody": (29, 13),
-        "a done row keeps its length: prompt and whole output": (16, 17),
+        "a finished row goes through the model until its batch ends": (16, 6),
+        "what a finished row computes is wasted": (29, 13),
+        "a finished row keeps its length: prompt and whole output": (16, 17),
     }
     expect("prompts 4, 2, 1 and outputs 1, 3, 2", work.positions([4, 2, 1], [1, 3, 2], 8), (16, 26), said)
 
@@ -39,7 +39,7 @@ def test_sorting(work):
     said = {"sort the requests before they are put into batches": (20, 16)}
     expect("the same, sorted", work.positions(prompts, outputs, 2, sort_by_length=True), (20, 0), said)
     got = work.positions([1, 9], [3, 1], 1, sort_by_length=True)
-    said = {"sort by the prompts: how long the outputs get, nobody knows yet": (54, 68)}
+    said = {"sort by prompt length: output lengths are not known yet": (54, 68)}
     got_by_total = work.positions([5, 4, 1], [1, 1, 9], 2, sort_by_length=True)
     expect("prompts 5, 4, 1, outputs 1, 1, 9, sorted, two at once", got_by_total, (54, 1), said)
     said = {"the outputs belong to their prompts: sort them together": (9 + 10 + 11 + 1, 0)}
@@ -62,7 +62,7 @@ def test_against_the_engine(work):
 
 
 def slowly(prompts, outputs, max_num_seqs, sort_by_length):
-    """The rectangles drawn as in the picture, and their signs counted."""
+    """The rectangles drawn as in the picture, and their symbols counted."""
     rows = list(zip(prompts, outputs, strict=True))
     if sort_by_length:
         rows = [row for length in range(max(prompts), 0, -1) for row in rows if row[0] == length]
@@ -90,7 +90,7 @@ def test_any_requests(work):
 
 
 def rectangles(prompts, outputs, size):
-    """The same by step and batch, in whole numbers."""
+    """The same by step and batch, in integers."""
     own = area = 0
     for first in range(0, len(prompts), size):
         batch = list(zip(prompts[first : first + size], outputs[first : first + size], strict=True))
@@ -101,7 +101,7 @@ def rectangles(prompts, outputs, size):
 
 
 def test_many_requests(work):
-    """A thousand requests, long prompts, long outputs: counts in the millions, to the last place."""
+    """A thousand requests, long prompts, long outputs: counts in the millions, exact to the last place."""
     for prompts, outputs, size in (
         ([1 + i * 7 % 90 for i in range(1000)], [1 + i * 5 % 30 for i in range(1000)], 300),
         ([70_000, 3, 300], [2, 1000, 1], 70_000),

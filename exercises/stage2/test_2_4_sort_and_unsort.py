@@ -9,7 +9,7 @@ def test_the_picture(work):
         "the longest come first": [[2, 0], [1, 3]],
         "equal lengths keep the order in which they came": [[3, 1], [0, 2]],
         "a batch holds indices, not lengths": [[9, 9], [3, 1]],
-        "an index is in there twice: two lengths are equal, and index() finds the first": [[1, 1], [0, 2]],
+        "an index appears twice: two lengths are equal, and index() finds the first": [[1, 1], [0, 2]],
         "sort all of them, then cut into batches": [[1, 0], [3, 2]],
     }
     expect("lengths 3, 9, 1, 9, two at once", work.make_batches([3, 9, 1, 9], 2), [[1, 3], [0, 2]], said)
@@ -17,8 +17,8 @@ def test_the_picture(work):
 
 def test_sizes(work):
     expect("five requests, two at once", [len(b) for b in work.make_batches([1, 2, 3, 4, 5], 2)], [2, 2, 1],
-           {"the last batch may be smaller, but nobody is left out": [2, 2]})  # fmt: skip
-    expect("no request", work.make_batches([], 2), [], {"no request needs no batch": [[]]})
+           {"the last batch may be smaller, but no request is left out": [2, 2]})  # fmt: skip
+    expect("no request", work.make_batches([], 2), [], {"without requests there are no batches": [[]]})
 
 
 def test_restore(work):
@@ -29,7 +29,7 @@ def test_restore(work):
 
 
 def test_any_lengths(work):
-    """Many equal lengths; the longest found one after another."""
+    """Many equal lengths; the longest is picked again and again."""
 
     def check(choose):
         lengths, size = choose.some(lambda: choose.between(1, 4), 9), choose.between(1, 4)

@@ -6,7 +6,7 @@ from exercises.grading import OneOf, expect, require
 EOS = 99
 
 
-MOVED = "after a row has left, the rows behind it moved up: row r is not request r any more"
+MOVED = "after a row left, the rows after it moved up: row r is no longer request r"
 
 
 class Model:
@@ -39,14 +39,14 @@ def count(rows, sequences):
 
 def test_results(work):
     said = {MOVED: [[11, 12, 23, 24], [21, 22], [31]],
-            "the prompt is no part of the result": [[1, 11, 12], [2, 21, 22, 23, 24], [3, 31]],
-            "the results are in the order in which the rows were done, not in that of the prompts":
+            "the prompt is not part of the result": [[1, 11, 12], [2, 21, 22, 23, 24], [3, 31]],
+            "the results are in the order in which rows finished, not in the order of the prompts":
                 [[31], [11, 12], [21, 22, 23, 24]]}  # fmt: skip
     prompts = [[1], [2], [3]]
     got = work.generate(Model(), prompts, [2, 4, 1], EOS)
     expect("prompts 1, 2, 3, outputs 2, 4, 1", got, [[11, 12], [21, 22, 23, 24], [31]], said)
     expect("the prompts afterwards", prompts, [[1], [2], [3]], likely="the caller's prompts were changed: copy them")
-    said = {"results are kept by prompt, but two requests may have the same one": OneOf(
+    said = {"results are keyed by prompt, but two requests may have the same prompt": OneOf(
         [[answer] * 2 for answer in ([11, 12, 13], [11], [11, 11, 12, 13])])}  # fmt: skip
     expect(
         "prompts 1 and 1, outputs 1 and 3", work.generate(Model(), [[1], [1]], [1, 3], EOS), [[11], [11, 12, 13]], said
@@ -56,7 +56,7 @@ def test_results(work):
 def test_rows(work):
     model = Model()
     work.generate(model, [[1], [2], [3]], [2, 4, 1], EOS)
-    said = {"done rows were computed until the batch ended": [3, 3, 3, 3], "one step too many": [3, 2, 1, 1, 0]}
+    said = {"finished rows were computed until the batch ended": [3, 3, 3, 3], "one step too many": [3, 2, 1, 1, 0]}
     expect("rows of each step, outputs 2, 4, 1", model.rows, [3, 2, 1, 1], said)
 
 
@@ -64,7 +64,7 @@ def test_neighbours_that_end_together(work):
     model = Model()
     got = work.generate(model, [[1], [2], [3], [4]], [1, 1, 1, 3], EOS)
     expect("rows of each step, outputs 1, 1, 1, 3", model.rows, [4, 1, 1],
-           {"a list that shrinks under a loop over it skips every second": [4, 2, 1]})  # fmt: skip
+           {"removing from a list while looping over it skips every second element": [4, 2, 1]})  # fmt: skip
     expect("their results", got, [[11], [21], [31], [41, 42, 43]])
 
 
@@ -104,7 +104,7 @@ def test_any_requests(work):
 
 
 def test_many_requests(work):
-    """Long prompts, long outputs, many rows, numbers of tokens beyond 65,535."""
+    """Long prompts, long outputs, many rows, token ids beyond 65,535."""
 
     def step(sequences):
         return [100_000 + len(sequence) for sequence in sequences]

@@ -1,4 +1,4 @@
-"""Exercise 3.1, the cache, in place. The text is in 3_1_cache_in_place.md beside this file."""
+"""Exercise 3.1, the cache, in place. Instructions: 3_1_cache_in_place.md."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Exercise 3.2, fix the cache. The text is in 3_2_fix_the_cache.md beside this file. Three mistakes are in here."""
+"""Exercise 3.2, fix the cache. Instructions: 3_2_fix_the_cache.md. Three mistakes are in here."""
 
 from collections.abc import Callable
 

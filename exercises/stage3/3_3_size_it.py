@@ -1,4 +1,4 @@
-"""Exercise 3.3, size it. The text is in 3_3_size_it.md beside this file."""
+"""Exercise 3.3, size it. Instructions: 3_3_size_it.md."""
 
 
 def bytes_per_token(n_layer: int, n_embd: int, itemsize: int) -> int:

@@ -1,4 +1,4 @@
-"""Exercise 3.4, when the cache pays. The text is in 3_4_when_it_pays.md beside this file."""
+"""Exercise 3.4, when the cache pays. Instructions: 3_4_when_it_pays.md."""
 
 
 def tokens_without(prompt: int, output: int) -> int:

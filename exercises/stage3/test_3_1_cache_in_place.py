@@ -24,9 +24,9 @@ def test_values(work):
             shape = list(layers[layer][0].shape)
             behind = [2, 2, shape[2] + layer * n_new, 4]
             expect(f"step {step}, layer {layer}: shape of all keys", list(got[0].shape), shape, {
-                "only the new columns were returned; attention needs all": [2, 2, n_new, 4],
+                "only the new columns were returned; attention needs all columns": [2, 2, n_new, 4],
                 "the empty columns were returned too": [2, 2, 12, 4],
-                "length moved within the step: layer 1 wrote behind layer 0": behind})  # fmt: skip
+                "length moved within the step: layer 1 wrote after layer 0's columns": behind})  # fmt: skip
             case = f"step {step}, layer {layer}: first numbers of"
             said = {"keys and values are swapped": layers[layer][1][0, 0, :, 0]}
             kept = torch.equal(got[0][:, :, :-n_new], layers[layer][0][:, :, :-n_new])
@@ -34,7 +34,7 @@ def test_values(work):
                    likely="" if kept else "columns of earlier steps were overwritten: by this step, or by another layer")  # fmt: skip
             expect(f"{case} the values", got[1][0, 0, :, 0], layers[layer][1][0, 0, :, 0])
             require(torch.equal(got[0], layers[layer][0]) and torch.equal(got[1], layers[layer][1]), f"{case} all",
-                    "what torch.cat would give", "something else in other rows or heads")  # fmt: skip
+                    "what torch.cat would give", "other numbers in some rows or heads")  # fmt: skip
         cache.advance(n_new)
         expect(f"length after step {step}", cache.length, (5, 6, 7, 9)[step])
 
@@ -54,9 +54,9 @@ def test_nothing_is_copied(work):
     for name, one, two, three in zip(names, first, second, third, strict=True):
         (place, room), (later, _) = one.place, two.place  # where its memory begins, and how many bytes it has
         require(room >= 2 * 2 * 12 * 4 * 4, f"bytes taken at the beginning for {name}", "room for all 12 columns", room,
-                "they are in a tensor of their own: room that grows is copied when it grows, and a copy is no view")  # fmt: skip
-        require(place == later, f"where {name} lie after another step", "at the same place", "in a new tensor",
-                "a new tensor at each step copies the whole cache; write into the one that is there")  # fmt: skip
+                "they are in a separate tensor: a tensor that grows is copied when it grows, and a copy is not a view")  # fmt: skip
+        require(place == later, f"where {name} are after another step", "at the same address", "in a new tensor",
+                "a new tensor at each step copies the whole cache; write into the existing one")  # fmt: skip
         expect(f"a number written through an earlier view of {name}", float(three[0, 0, 0, 0]), 123.0,
                likely="return views, not copies")  # fmt: skip
 
@@ -68,8 +68,8 @@ def test_two_caches_share_nothing(work):
     two.update(0, k + 1, v + 1)
     kept = work.reread(kept)
     for name, tensor, written in zip(("keys", "values"), kept, (k, v), strict=True):
-        expect(f"the {name} of one cache, after another was written", tensor[0, 0, :, 0], written[0, 0, :, 0],
-               likely="both write to the same memory; does it belong to the class? The next batch reads this one's keys")  # fmt: skip
+        expect(f"the {name} of one cache, after another one was written", tensor[0, 0, :, 0], written[0, 0, :, 0],
+               likely="both write to the same memory, so the next batch reads this one's keys; is it a class attribute?")  # fmt: skip
 
 
 def test_full(work):
@@ -84,13 +84,15 @@ def test_full(work):
         except ValueError:
             pass
         except RuntimeError as error:
-            raise Wrong(case, "ValueError", f"RuntimeError: {error}", "say it before torch does") from None
+            raise Wrong(
+                case, "ValueError", f"RuntimeError: {error}", "raise your own error before torch does"
+            ) from None
         else:
-            raise Wrong(case, "ValueError", "nothing", "it must not be dropped in silence")
+            raise Wrong(case, "ValueError", "nothing", "it must not be dropped silently")
         expect(f"{case}: length", cache.length, filled)
         if filled < 12:
             untouched = all(torch.equal(a, b) for a, b in zip(pending, work.reread(pending), strict=True))
-            require(untouched, f"{case}: what was written before", "as it was", "changed", "look before you write")
+            require(untouched, f"{case}: what was written before", "as it was", "changed", "check before you write")
             keys, _ = cache.update(layer, *new(1, 2))
             expect(f"{case}, then one that fits", keys[0, 0, -1], new(1, 2)[0][0, 0, -1])
 
@@ -119,18 +121,18 @@ def test_traffic(work):
     for layer in range(2):
         with work.measured() as measured:
             cache.update(layer, *torch.randn(2, *sizes))
-        require(measured.moved <= 4 * column, f"bytes that torch writes in layer {layer}, for one column behind 950",
-                f"{column}, the new keys and values", measured.moved, "the whole cache is copied, at every step")  # fmt: skip
+        require(measured.moved <= 4 * column, f"bytes that torch writes in layer {layer}, for one column after 950",
+                f"{column}, the new keys and values", measured.moved, "the whole cache is copied at every step")  # fmt: skip
         require(
             measured.in_python == 0,
             "the numbers of the tensors",
             "they stay in torch",
-            "they were made numbers of Python",
+            "they were turned into Python numbers",
         )
 
 
 def test_any_steps(work):
-    """Caches of every small size, filled in steps, also with more than fits."""
+    """Caches of every small size, filled step by step, sometimes with more than fits."""
 
     def check(choose):
         n_layer, batch, n_head, head_dim, max_len = (choose.between(1, most) for most in (3, 2, 2, 2, 6))

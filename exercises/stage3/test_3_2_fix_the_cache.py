@@ -1,4 +1,4 @@
-"""A model that writes down what it is asked; its next token is a sum over what it may see, so that all of it matters."""
+"""A model that records its arguments; its next token is a sum over what it may see, so everything it sees matters."""
 
 from exercises.examples import Example, at_random
 from exercises.grading import expect
@@ -24,9 +24,9 @@ def without_cache(prompt, max_tokens):
 def test_positions(work):
     model = Model()
     work.Decoder(model).generate([3, 1, 4], 4, chunk=8)
-    said = {"the position of a new token is stale: each step is one further": [[0, 1, 2], [3], [3], [3]],
-            "a position too far: the first new token stands at len(prompt)": [[0, 1, 2], [4], [5], [6]],
-            "the first new token stands behind the prompt": [[0, 1, 2], [2], [3], [4]]}  # fmt: skip
+    said = {"the position of the new token is stale: it goes up by one each step": [[0, 1, 2], [3], [3], [3]],
+            "one position too far: the first new token is at len(prompt)": [[0, 1, 2], [4], [5], [6]],
+            "the first new token comes after the prompt": [[0, 1, 2], [2], [3], [4]]}  # fmt: skip
     expect(
         "positions of a prefill of 3 and three steps",
         [call[1] for call in model.calls],
@@ -38,7 +38,7 @@ def test_positions(work):
 def test_new_tokens_only(work):
     model = Model()
     work.Decoder(model).generate([3, 1, 4], 3, chunk=2)
-    said = {"what the cache has must not be computed again": [2, 3, 1, 1]}
+    said = {"what is in the cache must not be computed again": [2, 3, 1, 1]}
     expect("tokens of each call, chunks of 2", [len(call[0]) for call in model.calls], [2, 1, 1, 1], said)
 
 
@@ -62,14 +62,14 @@ def test_mask(work):
 def test_called_again(work):
     decoder, still = (
         work.Decoder(Model()),
-        "something of the first call is still there: each begins with an empty cache",
+        "something is left over from the first call: each call begins with an empty cache",
     )
     first, second = (decoder.generate([3, 1, 4], 4, chunk=8) for _ in range(2))
     expect("the same prompt twice", second, first, likely=still)
     one, two = work.Decoder(Model()), work.Decoder(Model())
     one.generate([3, 1, 4], 4, chunk=8)
     expect("another decoder, after the first was used", two.generate([3, 1, 4], 4, chunk=8), first,
-           likely="two decoders share something: what belongs to a batch must be made for it")  # fmt: skip
+           likely="two decoders share something: create what belongs to a batch for each batch")  # fmt: skip
     long = [2, 7, 1, 8, 2, 8, 1, 8]
     alone = work.Decoder(Model()).generate(list(long), 4, chunk=8)
     expect("a longer prompt after that", two.generate(long, 4, chunk=8), alone, likely=still)
@@ -104,7 +104,7 @@ def test_any_calls(work):
 
 
 def test_long_prompts(work):
-    """A thousand tokens, numbers beyond 65,535, more steps than 255, and chunks of any size."""
+    """A thousand tokens, ids beyond 65,535, more than 255 steps, and chunks of any size."""
     decoder = work.Decoder(Model())
     prompt = [i * i % 100_003 for i in range(1000)]
     for start, max_tokens, chunk in ((0, 2, 950), (0, 2, 7), (930, 270, 70_000), (700, 1, 1)):

@@ -9,10 +9,10 @@ from tools.engines import STAGES
 
 def test_bytes_per_token(work):
     said = {
-        "a key and a value: two of them": 12 * 768 * 4,
-        "every layer has a cache of its own": 2 * 768 * 4,
+        "a key and a value make two": 12 * 768 * 4,
+        "every layer has its own cache": 2 * 768 * 4,
         "numbers, not bytes": 2 * 12 * 768,
-        "the heads share the width n_embd; they do not multiply it": 2 * 12 * 768 * 12 * 4,
+        "the heads divide the width n_embd among them; they do not multiply it": 2 * 12 * 768 * 12 * 4,
     }
     expect("GPT-2 small, float32", work.bytes_per_token(12, 768, 4), 73_728, said)
     expect("GPT-2 XL, 16 bits", work.bytes_per_token(48, 1600, 2), 307_200)
@@ -29,9 +29,9 @@ def test_largest_batch(work):
     sizes = dict(parameters=5000, activations=40_000, n_layer=2, n_embd=10, max_len=50, itemsize=4)
     said = {
         "a sequence that does not fit whole does not fit": 3,
-        "the weights take their place too": (83_999 - 40_000) // 8000,
+        "the weights take memory too": (83_999 - 40_000) // 8000,
         "weights are numbers of itemsize bytes": (83_999 - 45_000) // 8000,
-        "a step needs memory for itself": (83_999 - 20_000) // 8000,
+        "a step needs memory too: the activations": (83_999 - 20_000) // 8000,
     }
     expect(f"memory 83,999, {sizes}", work.largest_batch(83_999, **sizes), 2, said)
     expect(f"memory 84,000, {sizes}", work.largest_batch(84_000, **sizes), 3)
@@ -39,7 +39,7 @@ def test_largest_batch(work):
     expect(f"memory 62,000, {half}", work.largest_batch(62_000, **half), 3,
            {"weights have itemsize bytes too": 0})  # fmt: skip
     expect(f"memory 3,000, {sizes}", work.largest_batch(3_000, **sizes), 0,
-           {"less than nothing is nothing": OneOf([-8, -7])})  # fmt: skip
+           {"a negative number of bytes means 0": OneOf([-8, -7])})  # fmt: skip
 
 
 def test_longest_context(work):
@@ -50,7 +50,7 @@ def test_longest_context(work):
     expect(f"memory 29,999, {sizes}", work.longest_context(29_999, **sizes), 49,
            {"every sequence of the batch grows": 149, "a token that does not fit whole does not fit": 50})  # fmt: skip
     expect(f"memory 3,000, {sizes}", work.longest_context(3_000, **sizes), 0,
-           {"less than nothing is nothing": OneOf([-7, -6])})  # fmt: skip
+           {"a negative number of bytes means 0": OneOf([-7, -6])})  # fmt: skip
 
 
 def test_together(work):
@@ -59,7 +59,7 @@ def test_together(work):
         longest = work.longest_context(4 * 10**9, batch=batch, **rest)
         fits = work.largest_batch(4 * 10**9, max_len=longest, **rest)
         expect(
-            f"GPT-2 small in 4 GB, 16 bits: at the longest context for {batch}, at least so many fit",
+            f"GPT-2 small in 4 GB, 16 bits: how many fit at the longest context for {batch}",
             fits >= batch,
             True,
         )

@@ -1,4 +1,4 @@
-"""Counts against stages 1 and 3, and the edges of the trade."""
+"""Counts against stages 1 and 3, and the extremes of the trade."""
 
 from exercises.examples import Example, at_random
 from exercises.grading import OneOf, expect, require
@@ -9,7 +9,7 @@ from tools.engines import STAGES
 def test_the_picture(work):
     said = {"the sequence grows by a token each step": 12, "the last token of the output is never computed": 22}
     expect("prompt 4, output 3, without a cache", work.tokens_without(4, 3), 15, said)
-    said = {"the last token of the output is never computed": 7, "the prompt is computed once too": 3,
+    said = {"the last token of the output is never computed": 7, "the prompt is computed too, once": 3,
             "each step computes one token, not one more each time": 9}  # fmt: skip
     expect("prompt 4, output 3, with a cache", work.tokens_with(4, 3), 6, said)
 
@@ -22,7 +22,12 @@ def test_against_the_engines(work):
 
 
 def test_saving(work):
-    expect("prompt 4, output 3", work.saving(4, 3), 2.5, {"without over with, not the other way round": 0.4})
+    expect(
+        "prompt 4, output 3",
+        work.saving(4, 3),
+        2.5,
+        {"divide the number without by the number with, not the other way around": 0.4},
+    )
     expect("prompt 7, output 12: 150 over 18", work.saving(7, 12), 150 / 18)
     expect("an output of one token: classification, scoring", work.saving(500, 1), 1.0)
     require(work.saving(10, 1000) > work.saving(10, 100) > work.saving(10, 10), "longer outputs save more", "growing",
@@ -34,11 +39,11 @@ def test_even_context(work):
     expected = weights / (2 * 12 * 768)
     said = {
         "a token brings a key and a value": weights / (12 * 768),
-        "every layer has its cache": weights / (2 * 768),
+        "every layer has its own cache": weights / (2 * 768),
     }
     expect("GPT-2 small, one sequence", work.even_context(weights, 12, 768, 1), expected, said)
     said = {"the weights are read once for the whole batch, the caches are not shared": expected,
-            "more sequences reach it earlier, not later": expected * 32}  # fmt: skip
+            "with more sequences it is reached earlier, not later": expected * 32}  # fmt: skip
     expect("GPT-2 small, 32 sequences", work.even_context(weights, 12, 768, 32), expected / 32, said)
     got = 1e6 * work.even_context(1, 1, 1, 400)
     expect("one weight, 400 sequences: a million times the context", got, 1e6 / 800,
@@ -46,7 +51,7 @@ def test_even_context(work):
 
 
 def test_any_lengths(work):
-    """The sequences as lists, token by token; and sizes of models, up to the token that evens out."""
+    """The sequences as lists, token by token; and model sizes, up to the context where both sides are equal."""
 
     def check(choose):
         prompt, output, sequence, without, cached = choose.between(1, 20), choose.between(1, 20), [], [], []

@@ -1,4 +1,4 @@
-"""Exercise 4.1, the scheduler. The text is in 4_1_scheduler.md beside this file."""
+"""Exercise 4.1, the scheduler. Instructions: 4_1_scheduler.md."""
 
 from dataclasses import dataclass
 

@@ -1,11 +1,11 @@
-"""Exercise 4.2, static against continuous. The text is in 4_2_static_or_continuous.md beside this file."""
+"""Exercise 4.2, static against continuous. Instructions: 4_2_static_or_continuous.md."""
 
 
 def static(outputs: list[int], slots: int, sort: bool = False) -> int:
-    """Forward passes of static batches; with `sort` the longest outputs are put together."""
+    """Forward passes of static batches; with `sort`, outputs are batched longest first."""
     raise NotImplementedError
 
 
 def continuous(outputs: list[int], slots: int) -> int:
-    """Forward passes if a request takes the slot of one that is done at the next pass."""
+    """Forward passes if a request takes over the slot of a finished one at the next pass."""
     raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Exercise 4.3, chunked prefill. The text is in 4_3_chunked_prefill.md beside this file."""
+"""Exercise 4.3, chunked prefill. Instructions: 4_3_chunked_prefill.md."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Exercise 4.4, a queue with priorities. The text is in 4_4_abort_and_priority.md beside this file."""
+"""Exercise 4.4, a queue with priorities. Instructions: 4_4_abort_and_priority.md."""
 
 
 class Queue:

@@ -1,4 +1,4 @@
-"""Exercise 4.5, when continuous batching loses. The text is in 4_5_when_it_loses.md beside this file."""
+"""Exercise 4.5, when continuous batching loses. Instructions: 4_5_when_it_loses.md."""
 
 
 def best() -> list[int]:
@@ -7,10 +7,10 @@ def best() -> list[int]:
 
 
 def no_gain() -> list[int]:
-    """Twelve, not all equal, which gain nothing."""
+    """Twelve output lengths, not all equal, that gain nothing."""
     raise NotImplementedError
 
 
 def loses_to_sorted() -> list[int]:
-    """Twelve for which sorted static batches take fewer passes than the continuous engine."""
+    """Twelve output lengths for which sorted static batches take fewer passes than the continuous engine."""
     raise NotImplementedError

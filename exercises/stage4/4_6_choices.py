@@ -1,4 +1,4 @@
-"""Exercise 4.6, which choice is the likeliest? The text is in 4_6_choices.md beside this file."""
+"""Exercise 4.6, which choice is the likeliest? Instructions: 4_6_choices.md."""
 
 from collections.abc import Callable
 
@@ -11,12 +11,12 @@ def split(prompt: str, choice: str, encode: Callable[[str], list[int]]) -> tuple
 
 
 def log_probability(logits: Tensor, token_ids: list[int], num_prompt: int) -> float:
-    """Of the tokens behind the prompt. logits: [len(token_ids), vocab_size], what follows each token"""
+    """The sum over the tokens after the prompt. logits: [len(token_ids), vocab_size], what follows each token"""
     raise NotImplementedError
 
 
 def choose(logprobs: list[float], choices: list[str], per_byte: bool) -> int:
-    """The number of the best choice, from 0; of equal ones the first."""
+    """The index of the best choice, from 0; the first one if several are equal."""
     raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Exercise 4.7, one engine, many callers. The text is in 4_7_one_engine.md beside this file."""
+"""Exercise 4.7, one engine, many callers. Instructions: 4_7_one_engine.md."""
 
 from collections.abc import Iterator
 from queue import SimpleQueue

@@ -1,4 +1,4 @@
-"""Steps by hand, and a crowd."""
+"""Steps worked out by hand, and a large number of requests."""
 
 import random
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class Engine:
 
     def __init__(self, work, max_num_seqs, budget):
         self.work, self.scheduler = work, work.Scheduler(max_num_seqs, budget)
-        self.requests, self.outputs = [], {}  # in order of arrival; request -> tokens that it still has to make
+        self.requests, self.outputs = [], {}  # in order of arrival; request -> tokens still to generate
 
     def add(self, name, prompt, output):
         request = self.work.Request(name, prompt)
@@ -22,7 +22,7 @@ class Engine:
         return request
 
     def abort(self, number):
-        """The request that came as number 0, 1, …"""
+        """The request that arrived as number 0, 1, …"""
         self.scheduler.finish(self.requests[number])
 
     def step(self):
@@ -53,9 +53,9 @@ def test_admits_and_retires(work):
     expected = [[("A", 4), ("B", 4)], [("B", 1), ("C", 4)], [("B", 1), ("C", 1)], []]
     said = {
         "at most max_num_seqs run at once": [[("A", 4), ("B", 4), ("C", 4)], [("B", 1), ("C", 1)], [("B", 1)], []],
-        "the place of a request that is done is free at the next step":
+        "a finished request's place is free at the next step":
             [[("A", 4), ("B", 4)], [("B", 1)], [("B", 1)], [("C", 4)]],
-        "who comes first is served first": [[("C", 4), ("B", 4)], [("C", 1), ("B", 1)], [("B", 1), ("A", 4)], []],
+        "first come, first served": [[("C", 4), ("B", 4)], [("C", 1), ("B", 1)], [("B", 1), ("A", 4)], []],
     }  # fmt: skip
     expect("outputs 1, 3, 2 in two places", [engine.step() for _ in range(4)], expected, said)
 
@@ -67,13 +67,13 @@ def test_nobody_overtakes(work):
     engine.add("small", 1, 1)
     got = [engine.step() for _ in range(3)]
     said = {"the budget is for all tokens of a step": [[("A", 3), ("big", 7), ("small", 1)], [("A", 1)], [("A", 1)]],
-            "a prompt that does not fit is cut, not left waiting": [[("A", 3)], [("A", 1)], [("A", 1)]]}  # fmt: skip
+            "a prompt that does not fit is split, not left waiting": [[("A", 3)], [("A", 1)], [("A", 1)]]}  # fmt: skip
     expected = [[("A", 3), ("big", 1)], [("A", 1), ("big", 3)], [("A", 1), ("big", 3)]]
     likely = ""
     if any(n == 0 for step in got for _, n in step):
-        likely = "do not schedule a request for no tokens"
+        likely = "do not schedule a request for 0 tokens"
     elif any(name == "small" for step in got for name, _ in step):
-        likely = "who came first is not overtaken: with a stream of small ones a big one would wait for ever"
+        likely = "no request may overtake an earlier one: with a stream of small ones a big one would wait forever"
     expect("3, 7 and 1 tokens, four a step, at most four requests", got, expected, said, likely=likely)
 
 
@@ -84,7 +84,7 @@ def test_budget(work):
     expected = [[("A", 6)], [("A", 4), ("B", 2)], [("A", 1), ("B", 2)], [("B", 1)]]
     said = {
         "the budget is for all tokens of a step": [[("A", 10), ("B", 4)], [("A", 1), ("B", 1)], [], []],
-        "a prompt that does not fit is cut, not left waiting": [[], [], [], []],
+        "a prompt that does not fit is split, not left waiting": [[], [], [], []],
     }
     expect("prompts 10 and 4, six tokens a step", [engine.step() for _ in range(4)], expected, said)
 
@@ -109,16 +109,16 @@ def test_decodes_come_first(work):
     late.num_tokens += 1
     prefill.num_tokens += 9
     got = [(request.name, n) for request, n in scheduler.schedule()]
-    said = {"a running prefill took the place of a decode: its user sees text that stutters": [("prefill", 4)]}
+    said = {"a running prefill took the place of a decode: that user's text stutters": [("prefill", 4)]}
     expect(
-        "four a step; nine tokens for who was admitted first, one for who was second",
+        "four a step; the first to be admitted has nine tokens, the second one",
         got,
         [("late", 1), ("prefill", 3)],
         said,
     )
     late.num_tokens += 9
     got = [(request.name, n) for request, n in scheduler.schedule()]
-    said = {"do not schedule a request for no tokens": [("prefill", 4), ("late", 0)]}
+    said = {"do not schedule a request for 0 tokens": [("prefill", 4), ("late", 0)]}
     expect("both have more to compute than the budget", got, [("prefill", 4)], said)
     late.num_computed_tokens = late.num_tokens - 2
     got = [(request.name, n) for request, n in scheduler.schedule()]
@@ -156,7 +156,7 @@ def test_who_leaves_changes_no_order(work):
         engine.add(name, 4, output)
     engine.abort(3)
     got = [engine.step() for _ in range(3)]
-    swapped = "who leaves must not change the order of the others: the last one took its place"
+    swapped = "removing a request must not reorder the others: the last one took its place"
     expected = [[("A", 4), ("B", 4), ("C", 4)], [("B", 1), ("C", 1), ("E", 4)], [("F", 4)]]
     expect("A to F in three places; D leaves the queue, A is done after a step", got, expected, {swapped: OneOf([
         [expected[0], [("C", 1), ("B", 1), ("E", 4)], [("F", 4)]], [expected[0], [("C", 1), ("B", 1), ("F", 4)], [("E", 4)]],
@@ -168,7 +168,7 @@ def test_equal_names(work):
     engine.add("A", 4, 3)
     engine.add("A", 4, 1)
     got = [engine.step() for _ in range(4)]
-    said = "two requests may have one name: the one that is done leaves, not the other, and not both"
+    said = "two requests may have the same name: only the finished one leaves, not the other, and not both"
     expected = [[("A", 4), ("A", 4)], [("A", 1)], [("A", 1)], []]
     expect("two requests named A, outputs 3 and 1", got, expected, {said: OneOf([
         [expected[0], [("A", 1)], [("A", 1)], [("A", 1)]], [expected[0], [], [], []]])})  # fmt: skip
@@ -176,7 +176,7 @@ def test_equal_names(work):
 
 @dataclass(eq=False)
 class Line:
-    """Who stands in the line of the slow engine: `missing` tokens to compute, and when it was admitted, if it was."""
+    """A request in the slow engine's queue: `missing` tokens to compute, and when it was admitted, if it was."""
 
     name: str
     missing: int
@@ -185,7 +185,7 @@ class Line:
 
 
 class SlowEngine:
-    """Gives away the places of a step one by one: each to the first in line that still has something to compute."""
+    """Hands out the tokens of a step one at a time, each to the first in the queue that still has something to compute."""
 
     def __init__(self, max_num_seqs, budget):
         self.max_num_seqs, self.budget, self.line, self.arrived = max_num_seqs, budget, [], []
@@ -215,7 +215,7 @@ class SlowEngine:
 
 
 def test_any_crowd(work):
-    """Requests that come and leave between steps, some of one name, through few places and small budgets."""
+    """Requests that come and leave between steps, some with the same name, with few places and small budgets."""
 
     def check(choose):
         sizes = choose.between(1, 4), choose.between(1, 12)
@@ -246,26 +246,26 @@ def test_a_crowd(work):
             engine.add(*arguments)
             slow.add(*arguments)
         expect(
-            f"a crowd of {len(slow.arrived)} requests, 8 at once and 32 tokens a step: step {step}",
+            f"{len(slow.arrived)} requests, 8 at once and 32 tokens a step: step {step}",
             engine.step(),
             slow.step(),
         )
-    expect("who is not done after 300 steps", sum(n > 0 for n in engine.outputs.values()), 0)
+    expect("requests not finished after 300 steps", sum(n > 0 for n in engine.outputs.values()), 0)
 
 
 def test_what_came_back_stays(work):
-    """The engine keeps the list of a step while it computes, and the next one is made meanwhile."""
+    """The engine keeps a step's list while it computes, and the scheduler makes the next one in the meantime."""
     engine = Engine(work, 2, 8)
     engine.add("A", 4, 3)
     step = engine.scheduler.schedule()
     engine.add("B", 4, 1)
     engine.scheduler.schedule()
     expect("the list of the first step, after the second", [(r.name, n) for r, n in work.reread(step)], [("A", 4)],
-           likely="one list for all steps: make a new one for each")  # fmt: skip
+           likely="the steps share one list: make a new one for each step")  # fmt: skip
 
 
 def test_long_queues(work):
-    """A thousand requests wait, prompts are longer than 65,535, and each step takes as many as it can."""
+    """A thousand waiting requests, prompts longer than 65,535, and as many in each step as fit."""
     engine = Engine(work, 1000, 100_000)
     for i in range(1200):
         engine.add(f"r{i}", 90, 2)

@@ -10,22 +10,24 @@ from tools.engines import STAGES
 
 def test_static(work):
     said = {"a batch ends with its longest request": 10, "one pass serves the whole batch": 10, "a batch for each pass": 4,
-            "these are the longest first: sort only if asked": 6}  # fmt: skip
+            "this is longest first: sort only if asked to": 6}  # fmt: skip
     expect("static, outputs 4 1 2 3, two slots", work.static([4, 1, 2, 3], 2), 7, said)
     said = {"the longest first: 4 with 3, 2 with 1": 7}
     expect("the same, sorted", work.static([4, 1, 2, 3], 2, sort=True), 6, said)
     got = work.static([1, 5, 5], 2, sort=True)
-    expect("sorted, outputs 1 5 5, two slots", got, 6, {"the longest are put together, from the top": 10})
+    expect(
+        "sorted, outputs 1 5 5, two slots", got, 6, {"batch the longest ones together, starting with the longest": 10}
+    )
 
 
 def test_continuous(work):
     said = {
-        "a slot that gets free is taken at once; this waits for both": 7,
-        "the last one to be done counts, not the sum": 10,
-        "so few passes take another order (the longest first), or requests cut in pieces; they come whole, in the order given": 5,
+        "a free slot is taken at once; this waits for both slots": 7,
+        "the last request to finish counts, not the sum": 10,
+        "so few passes need another order (longest first) or split requests; here they come whole, in the order given": 5,
     }
     expect("continuous, outputs 4 1 2 3, two slots", work.continuous([4, 1, 2, 3], 2), 6, said)
-    said = {"requests were dealt to the slots beforehand; take the slot that is free first": 13}
+    said = {"requests were assigned to slots in advance; take the slot that becomes free first": 13}
     expect("continuous, outputs 6 1 6 1 1, two slots", work.continuous([6, 1, 6, 1, 1], 2), 8, said)
 
 
@@ -59,7 +61,7 @@ def test_against_the_engines(work):
 
 
 def slowly(outputs, slots, batches):
-    """Pass by pass. Who is done leaves its slot; it is filled at once, or in batches when all are empty."""
+    """Pass by pass. A finished request leaves its slot, which is refilled at once, or with the others when all are empty."""
     waiting, running, passes = list(outputs), [], 0
     while waiting or running:
         if not (batches and running):
@@ -84,7 +86,7 @@ def test_any_outputs(work):
 
 
 def test_many_requests(work):
-    """Thousands of requests, long outputs, many slots: counts to the last pass."""
+    """Thousands of requests, long outputs, many slots: exact counts."""
     rng = random.Random(2)
     for count, most, slots in ((1200, 300, 7), (1200, 300, 300), (400, 100_003, 1), (3, 100_003, 70_000)):
         outputs = [rng.randrange(1, most) for _ in range(count)]

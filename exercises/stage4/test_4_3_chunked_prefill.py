@@ -1,4 +1,4 @@
-"""Plans by hand and against the engine; the gap."""
+"""Plans worked out by hand and against the engine; the gap."""
 
 import functools
 
@@ -10,14 +10,14 @@ from tools.engines import STAGES, traced
 
 def test_plan(work):
     said = {
-        "those who decode take a token of the budget each": [6, 3],
+        "each decoding request takes a token of the budget": [6, 3],
         "the last chunk is what is left, not a whole one": [4, 4, 4],
-        "whole prompts: everybody waits": [9],
+        "a whole prompt in one step: everybody waits": [9],
         "the chunks have to add up to the prompt": [4, 4],
     }
     expect("prompt 9, two decode, six tokens a step", work.plan(9, 2, 6), [4, 4, 1], said)
     expect("prompt 8, two decode, six tokens a step", work.plan(8, 2, 6), [4, 4],
-           {"a prompt that ends on a border needs no empty step": [4, 4, 0]})  # fmt: skip
+           {"a prompt that ends exactly with a chunk needs no empty step": [4, 4, 0]})  # fmt: skip
     expect("prompt 3, nobody decodes", work.plan(3, 0, 6), [3])
 
 
@@ -36,30 +36,30 @@ def test_no_room(work):
         "six decode, six tokens a step",
         "ValueError",
         got,
-        "the budget leaves nothing for the prompt: it would wait for ever",
+        "the budget leaves nothing for the prompt: it would wait forever",
     )
 
 
 def test_gap(work):
     seconds = lambda tokens: 0.010 + 0.001 * tokens  # noqa: E731
-    said = {"the step computes the tokens of those who decode too": 0.014, "the longest step, not all of them": 0.045,
+    said = {"the step also computes a token for each decoding request": 0.014, "the longest step, not the sum of all": 0.045,
             "seconds(n) knows how long n tokens take": 6}  # fmt: skip
     expect("prompt 9, two decode, chunked", work.longest_gap(9, 2, 6, seconds, True), 0.016, said)
     said = {
         "without chunks the whole prompt is one step": 0.016,
-        "the step computes the tokens of those who decode too": 0.019,
+        "the step also computes a token for each decoding request": 0.019,
     }
     expect("the same in one piece", work.longest_gap(9, 2, 6, seconds, False), 0.021, said)
-    expect("in one piece beside seven, of a budget of 6", work.longest_gap(9, 7, 6, seconds, False), 0.026)
+    expect("in one piece while seven decode, with a budget of 6", work.longest_gap(9, 7, 6, seconds, False), 0.026)
     expect("a prompt of 2, chunked", work.longest_gap(2, 2, 6, seconds, True), 0.014,
-           {"a step is as large as what is in it; the budget is only a bound": 0.016})  # fmt: skip
+           {"a step takes as long as its tokens need; the budget is only an upper limit": 0.016})  # fmt: skip
     expect("a prompt of 2, in one piece", work.longest_gap(2, 2, 6, seconds, False), 0.014,
-           {"a step is as large as what is in it; the budget is only a bound": 0.016})  # fmt: skip
+           {"a step takes as long as its tokens need; the budget is only an upper limit": 0.016})  # fmt: skip
 
 
 @functools.cache
 def chunks_of_the_engine():
-    """Of a prompt of 50 that arrives while three decode, 16 tokens a step."""
+    """The steps of a prompt of 50 that arrives while three decode, 16 tokens a step."""
     stage = STAGES[3]
     llm = traced(tiny_engine(stage, n_positions=128, make="stepper", max_num_seqs=4, max_num_batched_tokens=16))
     params = stage.SamplingParams(max_tokens=40, ignore_eos=True)
@@ -78,7 +78,7 @@ def test_against_the_engine(work):
 
 
 def test_any_prompt(work):
-    """Tokens put into steps one by one, those of the others first."""
+    """Tokens put into steps one at a time, the decodes first."""
 
     def check(choose):
         prompt, decoding, budget = choose.between(1, 20), choose.upto(5), choose.between(1, 9)
@@ -101,7 +101,7 @@ def test_any_prompt(work):
 
 
 def test_long_prompts(work):
-    """Prompts beyond 65,535, budgets and crowds beyond 255, thousands of steps."""
+    """Prompts beyond 65,535, budgets and numbers of requests beyond 255, thousands of steps."""
     for prompt, decoding, budget in ((100_001, 300, 812), (2_001, 299, 300), (70_000, 5, 100_000), (3, 70_000, 70_002)):
         room = budget - decoding
         steps = [room] * (prompt // room) + [prompt % room] * (prompt % room > 0)

@@ -1,4 +1,4 @@
-"""Order, leaving, coming back; a model that is a plain list; and what is done, counted instead of seconds."""
+"""Order, leaving, coming back; a plain list as a reference; and operations, counted instead of timed."""
 
 from exercises.examples import Example, at_random
 from exercises.grading import Wrong, expect, require
@@ -41,9 +41,9 @@ def test_abort(work):
         "how many wait after one of three left",
         len(queue),
         2,
-        {"those who left do not wait": 3, "who was never there can't leave": 1},
+        {"names that left no longer wait": 3, "a name that was never there can't leave": 1},
     )
-    expect("a, b, c without a", drained(queue), ["b", "c"], {"who left must not come up": ["a", "b"]})
+    expect("a, b, c without a", drained(queue), ["b", "c"], {"a name that left must not come up": ["a", "b"]})
     queue.abort("b")
     expect("b leaves after it was popped: how many wait", len(queue), 0, {"a name that does not wait is ignored": -1})
 
@@ -54,7 +54,7 @@ def test_again(work):
     queue.add("b")
     queue.abort("a")
     queue.add("a")
-    said = {"who left and came back stands at the end, not where its old entry is": ["a", "b"]}
+    said = {"a name that left and came back is at the end, not where its old entry was": ["a", "b"]}
     expect("a, b; a leaves and comes back", drained(queue), ["b", "a"], said)
     queue.add("a")
     queue.abort("a")
@@ -68,7 +68,9 @@ def test_again(work):
     except ValueError:
         pass
     else:
-        raise Wrong("a is added while a waits", "ValueError", "nothing", "two requests of one name can't be told apart")
+        raise Wrong(
+            "a is added while a waits", "ValueError", "nothing", "two requests with the same name can't be told apart"
+        )
     queue.pop()
     queue.add("a")
     expect("a was popped and comes again", drained(queue), ["a"])
@@ -82,12 +84,12 @@ def test_empty(work):
         got = queue.pop()
     except IndexError:
         return
-    said = {"who left must not come up": "a", "nobody waits any more, which is an IndexError": None}
+    said = {"a name that left must not come up": "a", "nobody is waiting: raise IndexError": None}
     expect("pop after the only one left", got, "IndexError", said)
 
 
 def visited(queue, work, count, acts):
-    """A queue of so many to which `acts` more come; then that many leave, and that many are served."""
+    """A queue of this length to which `acts` names are added; then as many leave, and as many are popped."""
     names = [f"n{i}" for i in range(count + acts)]
     work.each(queue, "add", [(name, i % 7) for i, name in enumerate(names[:count])])
     for what, name, calls in (
@@ -101,11 +103,11 @@ def visited(queue, work, count, acts):
         yield what, measured
 
 
-SEARCHED = "search or copy the queue; a dictionary finds a name at once, a heap the first"
+SEARCHED = "don't search or copy the queue: a dictionary finds a name at once, and a heap the first"
 
 
 def test_nothing_is_searched(work):
-    """The answer's own instructions, and the memory that it takes: a search passes all of them by, a copy holds them."""
+    """The answer's own instructions, and the memory that it takes: a search goes through all entries, a copy holds them."""
     for what, measured in visited(work.Queue(), work, 800, 400):
         for kind, number, most in (("instructions of Python", measured.instructions, 1000),
                                    ("bytes taken", measured.allocated, 3000)):  # fmt: skip
@@ -114,7 +116,7 @@ def test_nothing_is_searched(work):
 
 
 def test_nothing_is_searched_in_c(work):
-    """What one instruction does, `in` a list or `remove`, shows in computing time alone: in a queue 100 times as long."""
+    """The work of one instruction, `in` a list or `remove`, shows only in computing time: in a queue 100 times as long."""
     short = {what: measured.seconds for what, measured in visited(work.Queue(), work, 600, 600)}
     for what, measured in visited(work.Queue(), work, 60_000, 600):
         seen = f"{measured.seconds:.3f} seconds, and {short[what]:.3f} in a queue of 600"
@@ -152,13 +154,13 @@ def test_any_visitors(work):
 
 
 def test_many_visitors(work):
-    """Names of a thousand characters, priorities beyond 65,535, and a thousand who come, leave and are served."""
+    """Names of a thousand characters, priorities beyond 65,535, and a thousand names that come, leave and are popped."""
     queue, names = work.Queue(), [f"{i} " + "n" * (i % 7 * 170) for i in range(1100)]
     priorities = [i * i % 70_001 - 300 for i in range(1100)]
     for name, priority in zip(names, priorities, strict=True):
         queue.add(name, priority)
     for name in names[::2]:
         queue.abort(name)
-    expect("how many of 1,100 wait, when every second has left", len(queue), 550)
+    expect("how many of 1,100 wait after every second one has left", len(queue), 550)
     order = sorted(range(1, 1100, 2), key=lambda i: (priorities[i], i))
     expect("the order of the others", drained(queue), [names[i] for i in order])

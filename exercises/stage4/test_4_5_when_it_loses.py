@@ -21,7 +21,7 @@ def test_best(work):
     check_lengths("best", outputs := work.best())
     static, continuous = passes(outputs)
     require(static >= 2 * continuous, f"best(): {outputs}", "a gain of at least 2", f"{static} / {continuous} passes",
-            "what if each static batch had one long request, and all long ones ran side by side?")  # fmt: skip
+            "what if each static batch had one long request, and the continuous engine ran all long ones together?")  # fmt: skip
 
 
 def test_no_gain(work):

@@ -1,4 +1,4 @@
-"""Boundaries by hand and with GPT-2's tokenizer, sums by hand, and everything against a slow reference and stage 4 itself."""
+"""Boundaries by hand and with GPT-2's tokenizer, sums by hand, everything against a slow reference and stage 4 itself."""
 
 import math
 import random
@@ -39,7 +39,7 @@ def toy(text):
 
 
 def likeliest(got, mistakes):
-    """What is said of the mistake that gives this answer; nothing if it may be one of several."""
+    """The message for the mistake that gives this answer; none if several mistakes would give it."""
     found = {said for said, answer in mistakes if answer == got}
     return found.pop() if len(found) == 1 else ""
 
@@ -71,11 +71,11 @@ def check_split(work, prompt, choice, encode):
     begin, spaces = prompt.rstrip(), prompt[len(prompt.rstrip()) :]
     first, long, whole = encode(begin), encode(prompt), encode(prompt + choice)
     boundary = "the space at the prompt's end belongs to the choice: count the prompt's tokens without it"
-    lost = "the space at the prompt's end is lost: it goes with the choice"
+    lost = "the space at the prompt's end is lost: it belongs to the choice"
     mistakes = [
-        ("the model sees the whole text: its tokens are not always those of the parts", [first, encode(spaces + choice)]),
-        ("no token is left for the choice: where both grow together, each is encoded by itself", [first, whole[len(first) :]]),
-        ("the prompt's tokens are those of the prompt by itself", [whole[: len(first)], right[1]]),
+        ("the model sees the whole text, whose tokens are not always those of the two parts", [first, encode(spaces + choice)]),
+        ("no token is left for the choice: where the two merge, encode each by itself", [first, whole[len(first) :]]),
+        ("the prompt's tokens are those of the prompt encoded by itself", [whole[: len(first)], right[1]]),
     ]  # fmt: skip
     only_spaces = encode(prompt.rstrip(" "))
     if only_spaces != first:
@@ -108,15 +108,15 @@ def logprob_mistakes(rows, tokens, start):
     mine = range(start, len(tokens))
     right = logprob_slowly(rows, tokens, start)
     said = {
-        "a row speaks about the token behind it: token i is told by row i - 1":
+        "a row predicts the token after it: token i is predicted by row i - 1":
             sum(row_logprob(rows[i], tokens[i]) for i in mine),
         "the prompt's own tokens don't count": logprob_slowly(rows, tokens, 1),
-        "the choice has several tokens, and the first counts like the others": logprob_slowly(rows, tokens, start + 1),
+        "the choice has several tokens, and the first one counts too": logprob_slowly(rows, tokens, start + 1),
         "the choice has several tokens: all of them count": logprob_slowly(rows, tokens[: start + 1], start),
         "the sum is wanted, not the mean": right / max(1, len(mine)),
-        "logits are no log-probabilities: subtract the logarithm of the sum of their exponentials":
+        "logits are not log-probabilities: subtract the logarithm of the sum of their exponentials":
             sum(rows[i - 1][tokens[i]] for i in mine),
-        "probabilities are multiplied, so their logarithms are added up": sum(math.exp(row_logprob(rows[i - 1], tokens[i])) for i in mine),
+        "probabilities are multiplied, so their logarithms are added": sum(math.exp(row_logprob(rows[i - 1], tokens[i])) for i in mine),
     }  # fmt: skip
     return right, {text: value for text, value in said.items() if abs(value - right) > 1e-3 * max(1, abs(right))}
 
@@ -133,11 +133,7 @@ def check_logprob(work, rows, tokens, start):
     unchanged = torch.equal(logits, torch.tensor(rows)) and given == tokens
     require(unchanged, f"{case}: afterwards", "as they were", "changed", "the engine goes on with them: work on a copy")
     lost = isinstance(got, float) and not math.isfinite(got)
-    likely = (
-        "a probability that is too small for a float has become 0: compute with logarithms from the start"
-        if lost
-        else ""
-    )
+    likely = "a probability too small for a float became 0: work with logarithms from the start" if lost else ""
     expect(case, got, right, said, likely=likely, tolerance=1e-5)
 
 
@@ -166,16 +162,16 @@ def check_choice(work, logprobs, choices, per_byte):
     each = [a / n for a, n in zip(logprobs, sizes, strict=True)]
     values = each if per_byte else logprobs
     mistakes = [
-        ("of equal ones the first", max(i for i, value in enumerate(values) if value == max(values))),
+        ("of equal choices, take the first", max(i for i, value in enumerate(values) if value == max(values))),
         ("the highest is the best: log-probabilities are negative", first_best([-value for value in values])),
     ]
     if per_byte:
         characters = [a / len(choice) for a, choice in zip(logprobs, choices, strict=True)]
         mistakes += [
             ("per_byte divides by the length", first_best(logprobs)),
-            ("length is counted in bytes of UTF-8, not in characters", first_best(characters)),
+            ("length is counted in UTF-8 bytes, not in characters", first_best(characters)),
             (
-                "divided by the length, not multiplied",
+                "divide by the length, don't multiply",
                 first_best([a * n for a, n in zip(logprobs, sizes, strict=True)]),
             ),
         ]
@@ -202,10 +198,10 @@ def test_choose(work):
 
 
 def test_accuracy(work):
-    said = {"a question that failed was not answered right: it counts, as wrong": 2 / 3,
-            "a share is wanted, from 0 to 1": 2, "a share is wanted, from 0 to 1: no percentage": 50.0}  # fmt: skip
+    said = {"a question that failed counts as wrong": 2 / 3,
+            "return a share, from 0 to 1": 2, "return a share from 0 to 1, not a percentage": 50.0}  # fmt: skip
     expect("answers 0, 1, None, 2, where 0, 1, 1, 0 are right", work.accuracy([0, 1, None, 2], [0, 1, 1, 0]), 0.5, said)
-    said = {"None is no answer, and not the answer 0": 1.0}
+    said = {"None means no answer, not answer 0": 1.0}
     expect("one question that failed, where 0 is right", work.accuracy([None], [0]), 0.0, said)
     expect("two right answers", work.accuracy([1, 0], [1, 0]), 1.0)
 
@@ -288,7 +284,7 @@ def test_long_texts(work):
         work.log_probability(torch.zeros(2, 70_001), [0, 70_000], 1),
         right,
     )
-    expect("choices of high numbers", work.accuracy([70_000, 300, 7], [70_000, 301, 7]), 2 / 3, tolerance=1e-12)
+    expect("choices with high numbers", work.accuracy([70_000, 300, 7], [70_000, 301, 7]), 2 / 3, tolerance=1e-12)
     answers = [i % 3 if i % 5 else None for i in range(1200)]
     expect("1,200 questions", work.accuracy(answers, [i % 2 for i in range(1200)]), sum(a == i % 2 for i, a in enumerate(answers)) / 1200,
            tolerance=1e-12)  # fmt: skip

@@ -1,4 +1,4 @@
-"""A queue whose commands come at certain steps, and an engine that counts; in the end, real threads."""
+"""A queue whose commands arrive at given steps, and an engine that counts; at the end, real threads."""
 
 import queue
 import threading
@@ -8,12 +8,12 @@ from exercises.grading import Wrong, expect, require
 
 
 class Stop(BaseException):
-    """Ends a loop that goes wrong: no `except Exception` holds it up. (expected, got, likely)"""
+    """Ends a loop that went wrong; `except Exception` does not catch it. (expected, got, likely)"""
 
 
 class Commands:
-    """The engine's queue. A command that comes in step n is there when the step is done; with 0, from the beginning. Who
-    sleeps is woken by the next that comes, however late."""
+    """The engine's queue. A command that comes in step n is there when that step is done; 0 means from the beginning. A
+    sleeping `get` is woken by the next command, however late."""
 
     def __init__(self, script):
         self.coming, self.items, self.log = sorted(script, key=lambda when: when[0]), [], []
@@ -28,7 +28,9 @@ class Commands:
     def empty(self):
         self.looked += 1
         if self.looked > 1000:
-            raise Stop("the loop sleeps", "it looks again and again", "without requests, sleep in commands.get()")
+            raise Stop(
+                "the loop sleeps", "it polls the queue again and again", "without requests, sleep in commands.get()"
+            )
         return not self.items
 
     def qsize(self):
@@ -40,10 +42,14 @@ class Commands:
             return self.get_nowait()
         if not self.items:
             if self.running:
-                raise Stop("the next step", "it waits in get()", "with requests to serve it never waits for a command")
+                raise Stop(
+                    "the next step",
+                    "it waits in get()",
+                    "while it has requests to serve it must not wait for a command",
+                )
             if not self.coming:
                 raise Stop(
-                    "run returns", "it waits in get()", "it was closed, and nothing is left: nobody comes any more"
+                    "run returns", "it waits in get()", "it was closed and nothing is left: no command will come"
                 )
             self.log.append("sleep")
             self.come(self.coming[0][0])
@@ -76,10 +82,10 @@ class Engine:
     def step(self):
         commands = self.commands
         if not commands.running:
-            raise Stop("the loop sleeps", "a step without requests", "without requests it does not step: it sleeps")
+            raise Stop("the loop sleeps", "a step without requests", "without requests it must not step but sleep")
         commands.steps, commands.looked = commands.steps + 1, 0
         if commands.steps > 1200:
-            raise Stop("fewer steps", "1,200 steps, and there is no end", "")
+            raise Stop("fewer steps", "1,200 steps without an end", "")
         commands.log.append("step " + " ".join(commands.running))
         commands.come(commands.steps)
         if commands.steps in self.fails:
@@ -120,7 +126,7 @@ def command(text, answers):
 
 
 def played(work, lengths, script, fails=()):
-    """(what the engine was told, what each caller got). `script` has (when it comes, "add a", "abort a" or "close")."""
+    """(the engine's calls, what each caller got). `script` has pairs (step at which it comes, "add a", "abort a" or "close")."""
     answers = {}
     commands = Commands([(when, command(text, answers)) for when, text in script])
     try:
@@ -133,7 +139,7 @@ def played(work, lengths, script, fails=()):
 
 
 def slowly(lengths, script, fails=(), mistake=""):
-    """The same, done by the text; or with a mistake."""
+    """The same, as the text asks for; or with a mistake."""
     answers = {}
     commands = Commands([(when, command(text, answers)) for when, text in script])
     engine, waiting, closed = Engine(lengths, commands, fails), {}, False
@@ -185,16 +191,16 @@ def slowly(lengths, script, fails=(), mistake=""):
 
 
 SAID = {
-    "one": "before each step, all commands that have come are carried out, and not only the first",
-    "static": "requests join the others at the next step: they do not wait until all have ended",
-    "no end": "after the last token comes None: without it the caller waits for ever",
-    "silent abort": "a caller whose request is aborted waits for its end, too: None",
-    "silent close": "those that come after it was closed get a RuntimeError, or they wait for ever",
-    "open": "those that come after it was closed get a RuntimeError: a thread that is to end must end",
+    "one": "before each step, carry out all commands that have come, not only the first",
+    "static": "a request joins the others at the next step; it does not wait until they have all ended",
+    "no end": "put None after the last token: without it the caller waits forever",
+    "silent abort": "a caller whose request is aborted is waiting too: put None",
+    "silent close": "requests that come after it was closed get a RuntimeError; otherwise their callers wait forever",
+    "open": "requests that come after it was closed get a RuntimeError: otherwise the thread would never end",
     "closes at once": "requests that run when it is closed go on to their end",
-    "aborts at close": "requests that run when it is closed go on to their end, and are not aborted",
-    "one error": "all its requests have failed: each caller gets the error",
-    "zero": "0 is a token, too",
+    "aborts at close": "requests that run when it is closed go on to their end; they are not aborted",
+    "one error": "all requests of that step have failed: each caller gets the error",
+    "zero": "0 is a token too",
 }
 
 
@@ -205,11 +211,11 @@ def check(work, lengths, script, fails=(), more=None):
     wrong = {SAID[mistake]: slowly(lengths, script, fails, mistake) for mistake in SAID}
     said = {what: answers for what, (_, answers) in wrong.items() if answers != right[1]}
     expect(f"{case}: what the callers get", told, right[1], {**said, **(more or {})})
-    if not fails:  # in which order the engine forgets those that failed is your choice
-        early = {"without requests it sleeps: it returns when it was closed": log if log != right[0] else None}
+    if not fails:  # the order in which failed requests are aborted is up to the learner
+        early = {"without requests it sleeps; it returns once it was closed": log if log != right[0] else None}
         early = early if log == right[0][: len(log)] else {}
         said = {what: of for what, (of, _) in wrong.items() if of != right[0]} | early
-        expect(f"{case}: what the engine is told", log, right[0], said)
+        expect(f"{case}: the engine's calls", log, right[0], said)
 
 
 # --- The engine's thread ----------------------------------------------------------------------------------------------
@@ -221,14 +227,14 @@ def test_one_request(work):
 
 
 def test_two_callers(work):
-    """B comes while A runs; both come at once; nobody comes for a while."""
+    """B comes while A runs; both come at once; no command comes for a while."""
     check(work, {"a": 4, "b": 2}, [(0, "add a"), (2, "add b"), (9, "close")])
     check(work, {"a": 2, "b": 1, "c": 2}, [(0, "add a"), (0, "add b"), (0, "add c"), (9, "close")])
     check(work, {"a": 2, "b": 2}, [(0, "add a"), (7, "add b"), (9, "close")])
 
 
 def test_abort(work):
-    """In the middle, before the first step, after the end, and of one who was never there."""
+    """In the middle, before the first step, after the end, and of a request that was never there."""
     check(work, {"a": 5, "b": 5}, [(0, "add a"), (0, "add b"), (2, "abort a"), (9, "close")])
     check(work, {"a": 5, "b": 2}, [(0, "add a"), (0, "abort a"), (0, "add b"), (9, "close")])
     check(work, {"a": 2, "b": 5}, [(0, "add a"), (0, "add b"), (3, "abort a"), (3, "abort x"), (9, "close")])
@@ -236,13 +242,13 @@ def test_abort(work):
 
 
 def test_a_bad_request(work):
-    """Its caller alone is told; also if nobody else is there."""
+    """Only its caller gets the error, even if nobody else is there."""
     check(work, {"a": 4, "b": 0, "c": 1}, [(0, "add a"), (1, "add b"), (1, "add c"), (9, "close")])
     check(work, {"b": 0, "a": 2}, [(0, "add b"), (3, "add a"), (9, "close")])
 
 
 def test_close(work):
-    """Running requests go on; later ones are refused, even if they are already in the queue after the command."""
+    """Running requests go on; later ones are refused, even those already in the queue after the command."""
     check(work, {"a": 4}, [(0, "add a"), (2, "close")])
     check(work, {"a": 3, "b": 3}, [(0, "add a"), (2, "close"), (2, "add b")])
     check(work, {"b": 3}, [(0, "close"), (0, "add b"), (0, "abort b")])
@@ -250,8 +256,8 @@ def test_close(work):
 
 
 def test_a_step_that_fails(work):
-    """All who take part are told, and those who come later are served."""
-    passed = "the step gave no token, and all its requests have failed: tell them, and go on"
+    """All its callers get the error, and later requests are served."""
+    passed = "the step gave no token, and all its requests have failed: give each caller the error, and go on"
     lengths, script = {"a": 4, "b": 3, "c": 2}, [(0, "add a"), (0, "add b"), (4, "add c"), (9, "close")]
     more = {passed: slowly(lengths, script)[1]}
     later = [(when + (when == 4), text) for when, text in script]
@@ -267,20 +273,20 @@ def test_a_step_that_fails(work):
 
 
 def test_many_callers(work):
-    """A thousand requests at once; one with a thousand tokens, of which some are beyond 65,535."""
+    """A thousand requests at once; one with a thousand tokens, some of them beyond 65,535."""
     lengths = {f"b{i}-{'n' * (i % 7 * 170)}": 1 + i % 3 for i in range(1000)}
     script = [(i % 3, f"add {name}") for i, name in enumerate(lengths)] + [(9, "close")]
     log, told = played(work, lengths, script)
     right = slowly(lengths, script)
     same = [told == right[1], len(log) == len(right[0]), log == right[0]]
-    expect("1,000 requests: the right answers, as many calls of the engine, the right calls", same, [True] * 3)
+    expect("1,000 requests: the right answers, the number of calls of the engine, the right calls", same, [True] * 3)
     log, told = played(work, {"a": 1100}, [(0, "add a"), (2000, "close")])
     case = "a request of 1,100 tokens: tokens, and the end; calls of the engine"
     expect(case, (told["a"] == [*(token_of("a", i) for i in range(1100)), None], len(log)), (True, 1102))
 
 
 def test_any_callers(work):
-    """Four who come, leave and are refused at any time; some steps fail."""
+    """Four requests that come, leave and are refused at any time; some steps fail."""
 
     def any_script(choose):
         lengths = {name: choose.upto(4) for name in "abcd"}
@@ -331,12 +337,12 @@ def reading(work, *items, name="a"):
 def test_a_stream(work):
     for items in ((11, 12, 13), (11, 0, 12), (0,), ()):
         commands, answers, stream = reading(work, *items, None)
-        case = f"stream, whose answers are {[*items, None]}"
+        case = f"stream, with the answers {[*items, None]}"
         try:
             got = list(stream)
         except Stop as stop:
             raise Wrong(case, *stop.args) from None
-        said = {"0 is a token, too: only None is the end": list(items[: items.index(0)] if 0 in items else [None])}
+        said = {"0 is a token too: only None is the end": list(items[: items.index(0)] if 0 in items else [None])}
         expect(f"{case}: the tokens", got, list(items), said)
         expect(f"{case}: its commands", asked(commands), [("add", "a")],
                {"the request has ended, and its name may belong to another one": [("add", "a"), ("abort", "a")]})  # fmt: skip
@@ -361,9 +367,9 @@ def test_a_stream_is_read_as_it_comes(work):
 def test_a_stream_that_fails(work):
     for error in (MemoryError("no room"), ValueError("a bad request")):
         commands, _, stream = reading(work, 11, error)
-        tokens, case = iter(stream), f"stream, whose answers are 11 and a {type(error).__name__}"
+        tokens, case = iter(stream), f"stream, with the answers 11 and a {type(error).__name__}"
         expect(f"{case}: first", next(tokens), 11)
-        likely = "an error that comes is raised: it is no token, and no end"
+        likely = "raise an error that comes: it is neither a token nor the end"
         try:
             got = next(tokens, "the end")
         except Exception as raised:
@@ -382,7 +388,7 @@ def test_a_caller_who_leaves(work):
             next(tokens)
         stream.close()
         case = f"stream of three tokens, closed after {read}: its commands"
-        said = {"a request whose caller has left is aborted: nobody reads its tokens": [("add", "a")]}
+        said = {"abort a request whose caller has left: nobody reads its tokens": [("add", "a")]}
         expect(case, asked(commands), [("add", "a"), ("abort", "a")], said)
 
 
@@ -396,7 +402,7 @@ def test_a_caller_who_is_interrupted(work):
         except KeyboardInterrupt:
             got = None
         require(got is None, case.replace(": its commands", ""), "KeyboardInterrupt", got, "let it through")
-        said = {"a request whose caller was interrupted is aborted: nobody reads its tokens": [("add", "a")]}
+        said = {"abort a request whose caller was interrupted: nobody reads its tokens": [("add", "a")]}
         expect(case, asked(commands), [("add", "a"), ("abort", "a")], said)
 
 
@@ -404,7 +410,7 @@ def test_a_caller_who_is_interrupted(work):
 
 
 def test_real_threads(work):
-    """Three callers, one engine. Who gets here has a loop that ends."""
+    """Three callers, one engine. By now the loop is known to end."""
     commands, lengths = queue.SimpleQueue(), {f"{name}{i}": 3 + i for name in "abc" for i in range(3)}
     told, seen = Commands([]), set()
     engine, got = Engine(lengths, told), {}

@@ -1,4 +1,4 @@
-"""Exercise 5.1, the allocator. The text is in 5_1_allocator.md beside this file."""
+"""Exercise 5.1, the allocator. Instructions: 5_1_allocator.md."""
 
 
 class Allocator:

@@ -1,4 +1,4 @@
-"""Exercise 5.2, attention through a block table. The text is in 5_2_block_table.md beside this file."""
+"""Exercise 5.2, attention through a block table. Instructions: 5_2_block_table.md."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Exercise 5.3, the online softmax. The text is in 5_3_online_softmax.md beside this file."""
+"""Exercise 5.3, the online softmax. Instructions: 5_3_online_softmax.md."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Exercise 5.4, preempt and recompute. The text is in 5_4_preempt.md beside this file."""
+"""Exercise 5.4, preempt and recompute. Instructions: 5_4_preempt.md."""
 
 from dataclasses import dataclass
 
@@ -12,5 +12,5 @@ class Sequence:
 
 
 def make_room(running: list[Sequence], num_free: int, block_size: int) -> tuple[list[Sequence], list[Sequence], int]:
-    """(who runs on, who was preempted in the order of the queue, how many blocks are free)"""
+    """(sequences that keep running, preempted ones in queue order, number of free blocks)"""
     raise NotImplementedError

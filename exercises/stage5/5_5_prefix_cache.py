@@ -1,4 +1,4 @@
-"""Exercise 5.5, the prefix cache. The text is in 5_5_prefix_cache.md beside this file."""
+"""Exercise 5.5, the prefix cache. Instructions: 5_5_prefix_cache.md."""
 
 from collections.abc import Callable
 
@@ -14,9 +14,9 @@ class PrefixCache:
         raise NotImplementedError
 
     def find(self, token_ids: list[int]) -> list[int]:
-        """The blocks of the longest beginning that is there, with at least one token left to compute."""
+        """The blocks of the longest cached prefix, with at least one token left to compute."""
         raise NotImplementedError
 
     def evict(self, block: int) -> None:
-        """This block, and what is behind it, can't be found any more. A block that is not there is ignored."""
+        """This block, and those after it, can no longer be found. A block that is not there is ignored."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Exercise 5.6, copy on write. The text is in 5_6_copy_on_write.md beside this file."""
+"""Exercise 5.6, copy on write. Instructions: 5_6_copy_on_write.md."""
 
 
 class Blocks:

@@ -1,4 +1,4 @@
-"""Blocks by hand, and random calls with every block looked at after each."""
+"""Blocks worked out by hand, and random calls with every block checked after each."""
 
 from exercises.examples import Example, at_random
 from exercises.grading import Wrong, expect, require
@@ -9,11 +9,11 @@ def test_how_many(work):
     for name, tokens, blocks in (("a", 1, 1), ("b", 4, 1), ("c", 5, 2), ("d", 8, 2)):
         expect(f"{tokens} tokens in blocks of 4", allocator.allocate(name, tokens), True)
         said = {
-            "a sequence that ends with a block needs no further one": blocks + 1,
-            "the last, unfilled block counts": blocks - 1,
+            "a sequence that exactly fills its blocks needs no further one": blocks + 1,
+            "the last, partly filled block counts too": blocks - 1,
         }
         expect(f"blocks for {tokens} tokens", len(allocator.block_table(name)), blocks, said)
-    expect("free of 10, after 6 were taken", allocator.num_free, 4)
+    expect("free blocks of 10, after 6 were taken", allocator.num_free, 4)
 
 
 def test_tables_share_nothing(work):
@@ -30,10 +30,10 @@ def test_all_or_nothing(work):
     allocator.allocate("a", 8)
     expect("three blocks of two that are free", allocator.allocate("b", 12), False, {"there are not enough": True})
     expect(
-        "free after it was refused",
+        "free blocks after it was refused",
         allocator.num_free,
         2,
-        {"what was taken before it was clear that it is too little, is lost": 0},
+        {"blocks taken before the pool ran out are lost: check first, then take": 0},
     )
     expect("two blocks of two", allocator.allocate("b", 8), True, {"the last block may be used too": False})
 
@@ -42,13 +42,13 @@ def test_append(work):
     allocator = work.Allocator(3, 4)
     allocator.allocate("a", 3)
     expect("the 4th token", (allocator.append("a"), len(allocator.block_table("a"))), (True, 1),
-           {"a token took a block although there was room in the last": (True, 2)})  # fmt: skip
+           {"a token took a block although the last one had room": (True, 2)})  # fmt: skip
     expect("the 5th token", (allocator.append("a"), len(allocator.block_table("a"))), (True, 2),
            {"the block was full: the 5th token needs another": (True, 1)})  # fmt: skip
     for _ in range(3):
         allocator.append("a")
     expect("the 9th token", (allocator.append("a"), len(allocator.block_table("a"))), (True, 3),
-           {"appended tokens have to be counted, or the next full block is missed": (True, 2)})  # fmt: skip
+           {"count appended tokens, or the next full block is missed": (True, 2)})  # fmt: skip
     for _ in range(3):
         allocator.append("a")
     expect(
@@ -61,7 +61,7 @@ def test_append(work):
         "again",
         allocator.append("a"),
         False,
-        {"a refused token was counted: the table and the count do not agree any more": True},
+        {"a refused token was counted: table and count no longer agree": True},
     )
 
 
@@ -74,7 +74,7 @@ def test_slots(work):
         allocator.append("a")
     table = allocator.block_table("a")
     expected = [table[i // 4] * 4 + i % 4 for i in range(10)]
-    said = {"the position has to go through the table": list(range(10)), "a block is block_size slots long": [
+    said = {"look the position up in the block table": list(range(10)), "a block is block_size slots long": [
         table[i // 4] + i % 4 for i in range(10)]}  # fmt: skip
     expect(f"slots of ten tokens in blocks {table}", [allocator.slot("a", i) for i in range(10)], expected, said)
 
@@ -83,7 +83,7 @@ def test_free(work):
     allocator = work.Allocator(4, 4)
     allocator.allocate("a", 16)
     allocator.free("a")
-    expect("free after all were given back", allocator.num_free, 4, {"blocks were lost": 0})
+    expect("free blocks after all were given back", allocator.num_free, 4, {"blocks were lost": 0})
     expect("and taken again", (allocator.allocate("b", 16), sorted(allocator.block_table("b"))), (True, [0, 1, 2, 3]))
     calls = {
         "free of a sequence that is gone": lambda: allocator.free("a"),
@@ -97,11 +97,11 @@ def test_free(work):
             got = call()
         except KeyError:
             continue
-        raise Wrong(case, "KeyError", got, "its blocks would be free twice, or lost, or somebody else's")
+        raise Wrong(case, "KeyError", got, "its blocks would be freed twice, lost, or given to another sequence")
 
 
 def test_a_table_keeps_its_order(work):
-    """In a pool of two blocks one sequence takes what another gave back, whichever number it has."""
+    """In a pool of two blocks, a sequence takes the block that another one freed, whatever its number."""
     for names in ("xa", "ax"):
         allocator = work.Allocator(2, 4)
         for name in names:
@@ -117,11 +117,11 @@ def test_blocks_of_one_token(work):
     allocator = work.Allocator(4, 1)
     expect("blocks for 2 tokens", (allocator.allocate("a", 2), len(allocator.block_table("a"))), (True, 2))
     expect("the 3rd token", (allocator.append("a"), len(allocator.block_table("a"))), (True, 3),
-           {"in blocks of one token every token needs a block: the remainder by 1 is always 0": (True, 2)})  # fmt: skip
+           {"with blocks of one token every token needs a block: any number modulo 1 is 0": (True, 2)})  # fmt: skip
 
 
 def test_any_calls(work):
-    """Pools and blocks of every small size; after each call every block, slot and count is looked at."""
+    """Pools and blocks of every small size; after each call every block, slot and count is checked."""
 
     def check(choose):
         num_blocks, size = choose.between(1, 6), choose.between(1, 4)
@@ -156,7 +156,7 @@ def test_any_calls(work):
 
 
 def look_at(example, num_blocks, size, tokens, tables):
-    """Tables keep the blocks that were seen in them; a None is a block that is new, of any number."""
+    """Tables keep the blocks that were seen in them; None is a new block with any number."""
     for name, table in tables.items():
         known = [block for block in table if block is not None]
         if known:
@@ -168,7 +168,7 @@ def look_at(example, num_blocks, size, tokens, tables):
     if tables:
         held = ", ".join(f"*allocator.block_table({name!r})" for name in tables)
         example.look(f"len({{{held}}} & set(range({num_blocks})))  # different blocks", sum(map(len, tables.values())),
-                     likely="a block is in two tables, or is none of the pool's")  # fmt: skip
+                     likely="a block is in two tables, or not in the pool")  # fmt: skip
     example.look("allocator.num_free", num_blocks - sum(map(len, tables.values())))
 
 
@@ -194,7 +194,7 @@ def test_a_large_pool(work):
         expect("too many", allocator.allocate("b", num_blocks * size), False)
         expect("the rest", (allocator.allocate("b", (num_blocks - blocks) * size), allocator.num_free), (True, 0))
         allocator.free(name)
-        expect("free after the long one has gone", allocator.num_free, blocks)
+        expect("free blocks after the long sequence was freed", allocator.num_free, blocks)
     allocator = work.Allocator(1200, 1)
     allocator.allocate("a", 1)
     for i in range(1150):
@@ -202,4 +202,4 @@ def test_a_large_pool(work):
     expect("its blocks", len(set(allocator.block_table("a"))), 1151)
     for i in range(300):
         allocator.allocate(f"s{i}", 1)
-    expect("free, of 1,200, when 49 of 300 more had room", allocator.num_free, 0)
+    expect("free blocks of 1,200, after 300 more sequences came and 49 of them fit", allocator.num_free, 0)

@@ -31,7 +31,7 @@ def test_a_block(work):
         "the scores are divided by the square root of head_dim": dense(query, keys, values, 1.0),
         "by its square root, not by head_dim": dense(query, keys, values, 1 / 8),
         "keys and values are swapped": dense(query, values, keys),
-        "it reads the first block of the cache: the table says which one": torch.zeros(2, 8),
+        "it reads block 0 of the cache: the table says which block to read": torch.zeros(2, 8),
         "the softmax goes over the tokens, for each head": torch.einsum("ht,thd->hd", (
             torch.einsum("hd,thd->ht", query, keys) / math.sqrt(8)).softmax(dim=0), values),
     }  # fmt: skip
@@ -53,16 +53,16 @@ def test_not_one_more(work):
     got = work.attend(query, key_cache, value_cache, [5, 2], 6)
     both = [torch.cat([x, torch.zeros(2, 2, 8)]) for x in (keys, values)]
     expect("six tokens in blocks 5 and 2", got, dense(query, keys, values), {
-        "what stands behind the last token is not the sequence's": dense(query, *both),
-        "the last token is left out: it looks at itself too": dense(query, keys[:5], values[:5])})  # fmt: skip
+        "what comes after the last token is not part of the sequence": dense(query, *both),
+        "the last token is left out: it attends to itself too": dense(query, keys[:5], values[:5])})  # fmt: skip
     query, key_cache, value_cache, keys, values = scattered(6, [5, 2], fill=math.nan)
     got = work.attend(query, key_cache, value_cache, [5, 2], 6)
-    expect("the same, with NaN wherever nothing belongs to it", got, dense(query, keys, values),
-           likely="0 times NaN is NaN: leave out what is behind the length, a weight of 0 is not enough" if has_nan(got)
+    expect("the same, with NaN in every place that is not the sequence's", got, dense(query, keys, values),
+           likely="0 times NaN is NaN: leave out everything past the length; a weight of 0 is not enough" if has_nan(got)
            else "")  # fmt: skip
     query, key_cache, value_cache, keys, values = scattered(3, [7, 1, 4], fill=math.nan)
     got = work.attend(query, key_cache, value_cache, [7, 1, 4], 3)
-    expect("three tokens, and blocks that were taken beforehand", got, dense(query, keys, values),
+    expect("three tokens, and blocks that were allocated ahead of time", got, dense(query, keys, values),
            likely="a table may be longer than the sequence needs")  # fmt: skip
 
 
@@ -73,28 +73,28 @@ def test_nothing_is_changed(work):
         table = [5, 2]
         got = work.attend(query, key_cache, value_cache, table, length)
         given = [x.untyped_storage().data_ptr() for x in (query, key_cache, value_cache)]
-        require(got.place[0] not in given, f"the result after {length} tokens", "a tensor of its own", "a part of what was given",
-                "the engine goes on computing with it: changed or not, others read the same cache")  # fmt: skip
+        require(got.place[0] not in given, f"the result after {length} tokens", "a new tensor", "a view of an argument",
+                "the engine goes on computing with the result, and others read the same cache")  # fmt: skip
         after = (query, key_cache, value_cache)
         unchanged = all(torch.allclose(a, b, 0, 0, equal_nan=True) for a, b in zip(before, after, strict=True))
-        require(unchanged, f"query and caches after {length} tokens", "as they were", "changed, or the result is a part of them",
+        require(unchanged, f"query and caches after {length} tokens", "as they were", "changed, or the result is a view of them",
                 "others read the same cache")  # fmt: skip
         expect(
             f"the table after {length} tokens",
             table,
             [5, 2],
-            likely="the allocator goes on with this list: work on a copy",
+            likely="the allocator goes on using this list: work on a copy",
         )
 
 
 def test_blocks_are_used_again(work):
-    """The same table and length, and other keys: the request before has ended."""
+    """The same table and length with other keys: the earlier request has ended."""
     for seed in (1, 2):
         query, key_cache, value_cache, keys, values = scattered(4, [3], seed=seed)
         got = work.attend(query, key_cache, value_cache, [3], 4)
         expect("four tokens in block 3" + ", and other ones later" * (seed - 1), got, dense(query, keys, values),
-               likely="blocks are used again: what was gathered for one request is not another's")  # fmt: skip
-    expect("type of the result", str(got.dtype), "torch.float32")
+               likely="blocks are reused: what was gathered for one request does not belong to another")  # fmt: skip
+    expect("dtype of the result", str(got.dtype), "torch.float32")
 
 
 def test_sizes(work):
@@ -106,7 +106,7 @@ def test_sizes(work):
 
 @one_thread()
 def test_any_cache(work):
-    """Blocks of any size in any order, more of them than are needed, NaN in all others; every score may be the same."""
+    """Blocks of any size in any order, more than needed, NaN in all others; sometimes all scores are equal."""
 
     def check(choose):
         block_size, n_head, head_dim = choose.between(1, 5), choose.between(1, 3), choose.one_of([4, 1, 8])

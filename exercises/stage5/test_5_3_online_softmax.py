@@ -9,7 +9,7 @@ from exercises.grading import OneOf, expect, require
 from exercises.tiny import one_thread
 
 OVERFLOWS = (
-    "e^x overflows unless x is at most 0: the largest so far is subtracted from each score, and from the old largest"
+    "e^x overflows unless x is at most 0: subtract the largest score so far from each score, and from the old largest"
 )
 
 
@@ -53,7 +53,7 @@ def test_one_block(work):
     said["the scores are query · keys / √head_dim"] = OneOf(
         [dense(query * math.sqrt(8), keys, values), dense(query / math.sqrt(8), keys, values)]
     )
-    likely = "nothing is there yet to be corrected: the factor is e^(-inf) = 0, and inf - inf is NaN"
+    likely = "at first there is nothing to correct: the factor is e^(-inf) = 0, while inf - inf is NaN"
     expect(
         "one block of 5, which is plain attention",
         got,
@@ -64,18 +64,18 @@ def test_one_block(work):
 
 
 def test_blocks(work):
-    """The largest score in the second block, then in the first: both ways of correcting have to be right."""
+    """The largest score in the second block, then in the first: both corrections have to be right."""
     query, keys, values, _ = data([6], seed=3)
     scores = torch.einsum("hd,thd->ht", query, keys).sum(0)
     means = lambda parts: sum(dense(query, k, v) for k, v in parts) / len(parts)  # noqa: E731
     for name, order in (("growing", scores.argsort()), ("falling", scores.argsort(descending=True))):
         k, v = keys[order], values[order]
         blocks = list(zip(k.split([4, 2]), v.split([4, 2]), strict=True))
-        said = {"each block has a softmax of its own, and the mean was taken": means(blocks),
+        said = {"a softmax was computed per block, and their mean was taken": means(blocks),
                 "only the last block is in the result": dense(query, *blocks[-1]),
                 "only the first block is in the result": dense(query, *blocks[0])}  # fmt: skip
         expect(f"blocks of 4 and 2, scores {name}", work.attend(query, iter(blocks)), dense(query, k, v), said,
-               likely="with one block it was right, so it is what is done between two: when a larger score comes, the sum *and* "
+               likely="one block was right, so the error is between blocks: when a larger score comes, the sum *and* "
                "the weighted values are multiplied by e^(old - new largest)")  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_heads_have_their_own_largest(work):
     blocks = list(zip(keys.split(3), values.split(3), strict=True))
     got = work.attend(query, iter(blocks))
     require(bool(got.isfinite().all()), "heads whose scores differ by thousands", "finite numbers", got,
-            f"the largest score is kept for every head by itself; {OVERFLOWS}")  # fmt: skip
+            f"keep the largest score separately for every head; {OVERFLOWS}")  # fmt: skip
     expect("heads whose scores differ by thousands", got, dense(query, keys, values), tolerance=1e-4)
 
 
@@ -110,18 +110,18 @@ def test_scores_far_below_zero(work):
         keys = torch.tensor([[height + i % 3, height - i % 2] for i in range(6)])[:, :, None].expand(6, 2, 4)
         got = work.attend(query * 2, iter(list(zip(keys.split(3), values.split(3), strict=True))))
         likely = (
-            "the largest begins at -inf: far below any other beginning nothing would weigh anything, and 0 / 0 is NaN"
+            "start the largest at -inf: with any other start, scores far below it get a weight of 0, and 0 / 0 is NaN"
         )
         expect(f"all scores about {2 * height:g}", got, dense(query * 2, keys, values), tolerance=1e-4,
                likely=likely if is_nan(got) else "")  # fmt: skip
 
 
 def test_each_block_is_seen_once(work):
-    """Blocks that nobody keeps are gone; whoever collects them to go through them twice is found out."""
+    """Blocks that nobody keeps are gone; an answer that collects them for a second pass is detected."""
     pairs = ((torch.randn(4, 2, 8), torch.randn(4, 2, 8)) for _ in range(30))
     work.attend(torch.randn(2, 8), pairs)
-    require(work.most_alive <= 3, "blocks of 30 that were kept at once", "no more than two or three", work.most_alive,
-            "each block is seen once: two passes over them read everything twice")  # fmt: skip
+    require(work.most_alive <= 3, "blocks, of 30, that were kept at the same time", "no more than two or three", work.most_alive,
+            "each block is seen once: two passes would read everything twice")  # fmt: skip
 
 
 def test_any_split(work):
@@ -141,7 +141,7 @@ def test_nothing_is_gathered(work):
 
 
 def slowly(scores):
-    """The weighted mean of the tokens' numbers, for each head: two passes over all scores, in Python's numbers."""
+    """The weighted mean of the tokens' numbers, for each head: two passes over all scores, in plain Python."""
     tokens, means = [token for block in scores for token in block], []
     for of_head in zip(*tokens, strict=True):
         weights = [math.exp(score - max(of_head)) for score in of_head]
@@ -151,7 +151,7 @@ def slowly(scores):
 
 @one_thread()
 def test_any_blocks(work):
-    """Blocks of any length; scores that are equal, that grow and fall, at any height, another one for each head."""
+    """Blocks of any length; scores that are equal, rise or fall, at any magnitude, different for each head."""
 
     def check(choose):
         heights = choose.some(lambda: choose.one_of([0.0, 100.0, 10_000.0, -100.0, -20_000.0]), 3, least=1)
@@ -178,4 +178,4 @@ def test_many_blocks(work):
         )
     keys, values = torch.full((6, 1, 4), -5e8), torch.arange(24.0).view(6, 1, 4)
     got = work.attend(torch.ones(1, 4), iter(list(zip(keys.split(3), values.split(3), strict=True))))
-    expect("all scores at minus a billion", got, values.mean(0), likely="the largest begins at -inf, and nowhere else")
+    expect("all scores at minus a billion", got, values.mean(0), likely="start the largest at -inf and nowhere else")

@@ -1,4 +1,4 @@
-"""Who goes, who stays, and an engine that runs a crowd through a pool that is much too small."""
+"""Which sequence goes, which stays, and an engine that runs many of them in a pool that is much too small."""
 
 import random
 
@@ -19,8 +19,8 @@ def names(result):
 def test_there_is_room(work):
     running = sequences(work, ("A", 5, 1), ("B", 4, 1), ("C", 9, 2))
     got = names(work.make_room(running, 3, 4))
-    said = {"who has room in its last block needs none": (["A", "B", "C"], [], 0),
-            "who is full has to get another block": (["A", "B", "C"], [], 3)}  # fmt: skip
+    said = {"a sequence with room in its last block needs no block": (["A", "B", "C"], [], 0),
+            "a sequence whose blocks are full needs another one": (["A", "B", "C"], [], 3)}  # fmt: skip
     expect("5, 4 and 9 tokens in 1, 1 and 2 blocks of 4, three free", got, (["A", "B", "C"], [], 1), said)
     expect("their blocks then", [s.num_blocks for s in running], [2, 1, 3])
 
@@ -28,14 +28,14 @@ def test_there_is_room(work):
 def test_the_youngest_goes(work):
     running = sequences(work, ("A", 3, 1), ("B", 9, 2), ("C", 4, 1))
     got = names(work.make_room(running, 0, 4))
-    said = {"the one that asks goes only if it is the youngest": OneOf([(["A", "C"], ["B"], 2), (["A", "C"], ["B"], 1)]),
-            "last come, first go: the youngest is preempted, not the oldest": (["B", "C"], ["A"], 1),
-            "the blocks of the one that goes are free at once": OneOf([(["A"], ["B", "C"], 2), (["A"], ["B", "C"], 3)])}  # fmt: skip
+    said = {"the sequence that needs a block goes only if it is the youngest": OneOf([(["A", "C"], ["B"], 2), (["A", "C"], ["B"], 1)]),
+            "last in, first out: preempt the youngest, not the oldest": (["B", "C"], ["A"], 1),
+            "the blocks of a preempted sequence are free at once": OneOf([(["A"], ["B", "C"], 2), (["A"], ["B", "C"], 3)])}  # fmt: skip
     expect("B needs a block, none is free, C is the youngest", got, (["A", "B"], ["C"], 0), said)
     require(len(running) == 3, "the list that was given", "as it was", [s.name for s in running], "work on a copy")
     c = running[2]
-    said = {"what it has computed is in blocks that it has no more: it computes everything again": (4, 3, 0),
-            "its output is not lost: the user has read it": (0, 0, 0)}  # fmt: skip
+    said = {"what it computed was in the blocks that it lost: it must compute everything again": (4, 3, 0),
+            "it keeps its output: the user has already read it": (0, 0, 0)}  # fmt: skip
     expect(
         "C's tokens, computed tokens and blocks", (c.num_tokens, c.num_computed_tokens, c.num_blocks), (4, 0, 0), said
     )
@@ -45,15 +45,15 @@ def test_the_one_that_asks_goes(work):
     running = sequences(work, ("A", 8, 2), ("B", 5, 1))
     got = names(work.make_room(running, 0, 4))
     expect("A has room, B needs a block and is the youngest", got, (["A"], ["B"], 1),
-           {"the youngest goes, also if it is the one that asks": (["B"], ["A"], 1),
+           {"the youngest goes, even if it is the one that needs a block": (["B"], ["A"], 1),
             "what B held is free again": (["A"], ["B"], 0)})  # fmt: skip
 
 
 def test_several_go(work):
     running = sequences(work, ("A", 17, 2), ("B", 4, 1), ("C", 4, 1), ("D", 4, 1))
     got = names(work.make_room(running, 0, 4))
-    said = {"the one that was admitted first is first in the queue again": (["A"], ["D", "C", "B"], 0),
-            "preempt no more than it takes": (["A"], ["B", "C", "D"], 3)}  # fmt: skip
+    said = {"the one that was admitted first goes back to the front of the queue": (["A"], ["D", "C", "B"], 0),
+            "preempt no more sequences than necessary": (["A"], ["B", "C", "D"], 3)}  # fmt: skip
     expect("A needs three blocks, B, C and D hold one each", got, (["A"], ["B", "C", "D"], 0), said)
     running = sequences(work, ("A", 13, 2), ("B", 4, 1), ("C", 4, 2))
     expect("A needs two, C holds two", names(work.make_room(running, 0, 4)), (["A", "B"], ["C"], 0))
@@ -64,24 +64,24 @@ def test_alone(work):
         got = names(work.make_room(sequences(work, ("A", 9, 2)), 0, 4))
     except MemoryError:
         return
-    likely = "it would be preempted and admitted for ever" if got[1] == ["A"] else ""
+    likely = "it would be preempted and admitted forever" if got[1] == ["A"] else ""
     raise Wrong("A is alone, needs a block, and none is free", "MemoryError", got, likely)
 
 
 def test_a_crowd_in_a_small_pool(work):
-    """Forty sequences through 12 blocks: all end, none twice, no block is lost."""
+    """Forty sequences in 12 blocks: all end, each once, and no block is lost."""
     rng = random.Random(0)
     goals = {f"s{i}": rng.randrange(6, 40) for i in range(40)}
     waiting = [work.Sequence(name, rng.randrange(1, 5)) for name in goals]
     running, num_free, finished, steps = [], 12, [], 0
     while waiting or running:
         steps += 1
-        require(steps < 5000, "forty sequences through 12 blocks", "all done in 5,000 steps", f"{len(finished)} are done",
-                "is it the oldest that always gets on?")  # fmt: skip
+        require(steps < 5000, "forty sequences in 12 blocks", "all finished within 5,000 steps", f"{len(finished)} are done",
+                "does the oldest always make progress?")  # fmt: skip
         order = [s.name for s in running]
         running, preempted, num_free = work.make_room(running, num_free, 4)
         expect(f"step {steps}: running and preempted together", [s.name for s in running + preempted], order,
-               likely="the youngest go, so those that stay are a beginning of the list")  # fmt: skip
+               likely="the youngest go, so the ones that stay are a prefix of the list")  # fmt: skip
         waiting = preempted + waiting
         while not preempted and waiting and len(running) < 6 and -(-waiting[0].num_tokens // 4) <= num_free:
             sequence = waiting.pop(0)
@@ -101,8 +101,8 @@ def test_a_crowd_in_a_small_pool(work):
 
 
 def slowly(tokens, blocks, num_free, block_size):
-    """Blocks are given one by one, to the oldest first. Returns who runs on, and its blocks, then what is free; None if
-    one is left alone that does not fit."""
+    """Blocks are given out one at a time, to the oldest first. Returns who keeps running and with how many blocks, then the
+    free ones; None if the only one left does not fit."""
     held, oldest = dict(enumerate(blocks)), 0
     while oldest in held:
         if held[oldest] * block_size >= tokens[oldest]:
@@ -118,7 +118,7 @@ def slowly(tokens, blocks, num_free, block_size):
 
 
 def test_any_room(work):
-    """Sequences of any length with too few blocks, or none yet, in pools with little left."""
+    """Sequences of any length with too few blocks, or none yet, in nearly empty pools."""
 
     def check(choose):
         size, num_free = choose.between(1, 4), choose.upto(4)
@@ -148,8 +148,8 @@ def test_the_same_sequences_come_back(work):
     expect("a new sequence's blocks and computed tokens", (new.num_blocks, new.num_computed_tokens), (0, 0))
     running = sequences(work, ("A", 3, 1), ("B", 9, 2), ("C", 4, 1))
     on, gone, _ = work.make_room(running, 0, 4)
-    require([*on, *gone] == running, "the sequences that came back", "the same objects", "copies of them",
-            "the engine goes on with its own sequences: a copy's blocks are not theirs")  # fmt: skip
+    require([*on, *gone] == running, "the sequences that were returned", "the same objects", "copies of them",
+            "return the same sequences, not copies: the engine goes on with its own")  # fmt: skip
 
 
 def test_many_sequences(work):

@@ -1,4 +1,4 @@
-"""The picture, and a memory of real numbers in which every sequence has to keep reading what it wrote."""
+"""The picture, and a memory of numbers in which every sequence must keep reading what it wrote."""
 
 import itertools
 
@@ -11,15 +11,15 @@ def test_a_fork_takes_nothing(work):
     blocks.create("a", 6)
     blocks.fork("a", "b")
     expect(
-        "free of six, after a fork of two blocks",
+        "free blocks of six, after a fork of two blocks",
         blocks.num_free,
         4,
-        {"the fork took blocks of its own": OneOf([2, 3])},
+        {"the fork allocated blocks instead of sharing": OneOf([2, 3])},
     )
     tables = [blocks.block_table(name) for name in "ab"]
     expect("the tables of both", *tables)
     require(not work.one(*tables), "the two tables", "two lists", "one list",
-            "copy the list, or what one appends the other has too")  # fmt: skip
+            "copy the list, or both tables change when one sequence appends")  # fmt: skip
 
 
 def test_the_picture(work):
@@ -31,11 +31,11 @@ def test_the_picture(work):
     require(copy is not None, "a's 7th token goes into a block that b holds", "a copy", copy,
             "a would write into b's block")  # fmt: skip
     expect("what is copied", copy[0], second, {"only the block that is written is copied": first})
-    expect("a's table then", blocks.block_table("a"), [first, copy[1]], {"a goes on in the copy": [first, second]})
+    expect("a's table then", blocks.block_table("a"), [first, copy[1]], {"a continues in the copy": [first, second]})
     expect("b's table then", blocks.block_table("b"), [first, second], {"b keeps the original": [first, copy[1]]})
     got = blocks.append("b")
     require(got is None, "b's 7th token", None, got,
-            "b holds the block alone now: no copy; the count has to go down when a leaves it")  # fmt: skip
+            "only b holds the block now: no copy; its count has to go down when a leaves it")  # fmt: skip
     expect("free of six", blocks.num_free, 3)
 
 
@@ -55,9 +55,14 @@ def test_free(work):
     blocks.create("a", 6)
     blocks.fork("a", "b")
     blocks.free("a")
-    expect("free of six, after one of two that share two was freed", blocks.num_free, 4, {"b still holds them": 6})
+    expect(
+        "free blocks of six, after one of two sequences that share two blocks was freed",
+        blocks.num_free,
+        4,
+        {"b still holds them": 6},
+    )
     blocks.free("b")
-    expect("after both were", blocks.num_free, 6, {"blocks that nobody holds are lost": 4})
+    expect("after both were", blocks.num_free, 6, {"blocks that no sequence holds must be free again": 4})
 
 
 def test_no_memory(work):
@@ -76,11 +81,11 @@ def test_no_memory(work):
                 attempt,
                 "MemoryError",
                 got,
-                "the token has no place of its own: the counts changed before it was refused?",
+                "the token has no block to itself: did the counts change before it was refused?",
             )
     blocks.free("b")
     got = blocks.append("a"), blocks.append("a"), blocks.num_free
-    expect("a's 7th and 8th token, when b is gone", got, (None, None, 0))
+    expect("a's 7th and 8th token, after b is gone", got, (None, None, 0))
 
 
 def test_no_memory_for_a_new_one(work):
@@ -89,15 +94,15 @@ def test_no_memory_for_a_new_one(work):
     try:
         blocks.create("b", 12)
     except MemoryError:
-        expect("free of three, after three were refused and one is held", blocks.num_free, 2,
-               likely="what was taken before it was clear that it is too little, is lost")  # fmt: skip
+        expect("free blocks of three, after three were refused and one is held", blocks.num_free, 2,
+               likely="blocks taken before the pool ran out are lost: check first, then take")  # fmt: skip
         blocks.create("b", 8)
         return
-    raise Wrong("three blocks of two that are free", "MemoryError", "nothing", "look before you take")
+    raise Wrong("three blocks of two that are free", "MemoryError", "nothing", "check before you take")
 
 
 class Readers:
-    """Sequences that write a number for every token into the memory of their blocks, and read all of their own."""
+    """Sequences that write a number for every token into their blocks, and read all of their own numbers."""
 
     def __init__(self, work, num_blocks, block_size):
         self.blocks, self.block_size = work.Blocks(num_blocks, block_size), block_size
@@ -141,7 +146,7 @@ class Readers:
 
 
 def test_any_family(work):
-    """Against tables of blocks that have no numbers, and lists of what each sequence wrote."""
+    """Against tables of anonymous blocks, and lists of what each sequence wrote."""
 
     def check(choose):
         num_blocks, size = choose.between(1, 7), choose.between(1, 4)
@@ -189,7 +194,7 @@ def test_any_family(work):
 
 
 def test_large_families(work):
-    """Hundreds of forks, long sequences, blocks of 300 tokens: the copies are those of the writers, and no more."""
+    """Hundreds of forks, long sequences, blocks of 300 tokens: one copy per writer, and no more."""
     blocks = work.Blocks(1000, 4)
     blocks.create("parent", 6)
     for i in range(600):
@@ -197,13 +202,13 @@ def test_large_families(work):
     copies = [blocks.append(f"child {i}") for i in range(600)]
     last = blocks.block_table("parent")[-1]
     require(all(copy is not None and copy[0] == last for copy in copies), "600 forks that write", "600 copies of one block",
-            sum(copy is not None for copy in copies), "the block is shared as long as anybody else holds it")  # fmt: skip
+            sum(copy is not None for copy in copies), "the block is shared as long as another sequence holds it")  # fmt: skip
     expect(
-        "the parent, when all others have their copy", (blocks.append("parent"), blocks.num_free), (None, 1000 - 602)
+        "the parent, after all others have their copy", (blocks.append("parent"), blocks.num_free), (None, 1000 - 602)
     )
     for i in range(600):
         blocks.free(f"child {i}")
-    expect("free of 1,000, when the children are gone", blocks.num_free, 998)
+    expect("free blocks of 1,000, after the children are gone", blocks.num_free, 998)
     for num_blocks, size, num_tokens in ((1_500, 2, 2_001), (400, 300, 100_001)):
         blocks, name = work.Blocks(num_blocks, size), "n" * 1000
         blocks.create(name, num_tokens)
@@ -218,15 +223,15 @@ def test_large_families(work):
         both = blocks.block_table(name)[-1], blocks.block_table("b" * 1000)[-1]
         expect("the fork writes", (copy, blocks.num_free), (both, num_blocks - needed - 1))
         blocks.free("b" * 1000)
-        expect("free, when the fork is gone", blocks.num_free, num_blocks - needed)
+        expect("free blocks, after the fork is gone", blocks.num_free, num_blocks - needed)
 
 
 def test_traffic(work):
-    """A fork takes a list of numbers, and a token at the most one block: nothing else is copied."""
+    """A fork copies a list of numbers, and a token takes at most one block: nothing else is copied."""
     blocks = work.Blocks(4000, 1)
     blocks.create("a", 2000)
     with work.measured() as measured:
         for _ in range(50):
             blocks.append("a")
-    require(measured.allocated < 50 * 8000, "bytes taken for 50 tokens behind 2,000", "a few hundred for each", measured.allocated,
+    require(measured.allocated < 50 * 8000, "bytes allocated for 50 tokens after 2,000", "a few hundred for each", measured.allocated,
             "the whole table is copied for each token")  # fmt: skip

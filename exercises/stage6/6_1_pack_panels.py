@@ -1,4 +1,4 @@
-"""Exercise 6.1, pack panels. The text is in 6_1_pack_panels.md beside this file."""
+"""Exercise 6.1, pack panels. Instructions: 6_1_pack_panels.md."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ LINE = 16  # numbers of 4 bytes in a line of 64
 
 
 def pack(weight: list[list[float]], width: int) -> list[float]:
-    """The panels of a matrix, one behind the other. [out][in] -> [out / width, rounded up][in][width], as one list"""
+    """The panels of a matrix, one after another. [out][in] -> [out / width, rounded up][in][width], as one list"""
     raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-/* Exercise 6.2, panels in C. The text is in 6_2_panels_in_c.md beside this file. */
+/* Exercise 6.2, panels in C. Instructions: 6_2_panels_in_c.md. */
 #include "linear.h"
 
 /* How many numbers `pack` writes. */

@@ -1,4 +1,4 @@
-/* Exercise 6.3, rows share a panel. The text is in 6_3_rows_share_a_panel.md beside this file. */
+/* Exercise 6.3, rows share a panel. Instructions: 6_3_rows_share_a_panel.md. */
 #include "linear.h"
 
 /* y = x W^T, GROUP rows at a time, panel by panel. [n][in] -> [n][out] */

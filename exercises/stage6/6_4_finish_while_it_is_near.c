@@ -1,4 +1,4 @@
-/* Exercise 6.4, finish while it is near. The text is in 6_4_finish_while_it_is_near.md beside this file. */
+/* Exercise 6.4, finish while it is near. Instructions: 6_4_finish_while_it_is_near.md. */
 #include <math.h>
 
 #include "linear.h"

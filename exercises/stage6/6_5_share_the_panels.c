@@ -1,4 +1,4 @@
-/* Exercise 6.5, share the panels. The text is in 6_5_share_the_panels.md beside this file. */
+/* Exercise 6.5, share the panels. Instructions: 6_5_share_the_panels.md. */
 #include "linear.h"
 
 /* A panel that nobody has taken, for thread `rank` of `size`; -1 if there is none. Any threads may call it at once. */

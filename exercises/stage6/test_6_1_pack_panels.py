@@ -1,4 +1,4 @@
-"""Panels by hand, reads that are watched, caches that are full, and everything again at random against slow references."""
+"""Panels by hand, recorded reads, full caches, and everything again at random against slow references."""
 
 import math
 import random
@@ -11,13 +11,13 @@ MATRIX = [[10.0 * column + i for i in range(3)] for column in range(1, 6)]  # co
 
 
 def telling(mistakes, right):
-    """Those of the mistakes that can be told from the right answer here, and from each other."""
+    """The mistakes whose answers differ here from the right one and from each other."""
     answers = [*mistakes.values(), right]
     return {said: answer for said, answer in mistakes.items() if answers.count(answer) == 1}
 
 
 class Number(float):
-    """A number that remembers when it is multiplied."""
+    """A number that records when it is multiplied."""
 
     def __new__(cls, value, place, used):
         self = super().__new__(cls, value)
@@ -32,7 +32,7 @@ class Number(float):
 
 
 class Watched:
-    """Numbers that remember in which order they were read, and in which they were used."""
+    """Numbers that record the order in which they were read and used."""
 
     def __init__(self, numbers):
         self.places, self.used = [], []
@@ -54,7 +54,7 @@ class Watched:
 
 
 def packed_slowly(weight, width):
-    """Every number is put where the formula says."""
+    """Puts every number where the formula says."""
     out, in_ = len(weight), len(weight[0])
     packed = [0.0] * (math.ceil(out / width) * in_ * width)
     for column in range(out):
@@ -68,7 +68,7 @@ def multiplied_slowly(weight, x):
 
 
 def loaded_slowly(places, capacity):
-    """A list in the order of use, the newest last."""
+    """A list ordered by use, most recent last."""
     kept, loads = [], 0
     for place in places:
         line = place // 16
@@ -83,7 +83,7 @@ def loaded_slowly(places, capacity):
 
 
 def walk(out, in_, width):
-    """The places of the matrix in the order in which a kernel wants them."""
+    """The places of the matrix in the order in which a kernel reads them."""
     return [
         column * in_ + i
         for first in range(0, out, width)
@@ -99,7 +99,7 @@ def costs(out, in_, width, capacity):
 
 
 def first_call(packing, packed, plain):
-    """Tried out, call by call."""
+    """By trying, call by call."""
     if packed >= plain:
         return None
     return next(n for n in range(1, packing + 2) if packing + n * packed < n * plain)
@@ -127,7 +127,7 @@ def pack_mistakes(weight, width):
 def test_pack(work):
     weight, case = [row[:] for row in MATRIX], "the matrix of the picture (12 is column 1, input 2), panels of 2"
     expect(case, work.pack(weight, 2), packed_slowly(MATRIX, 2), pack_mistakes(MATRIX, 2))
-    require(weight == MATRIX, case, "a matrix that is as before", weight, "pack must not change its argument")
+    require(weight == MATRIX, case, "an unchanged matrix", weight, "pack must not change its argument")
     expect("the same, one panel of 5", work.pack(MATRIX, 5), packed_slowly(MATRIX, 5), pack_mistakes(MATRIX, 5))
     expect("the same, panels of 1: the matrix itself", work.pack(MATRIX, 1), packed_slowly(MATRIX, 1))
     expect("the same, a panel of 8", work.pack(MATRIX, 8), packed_slowly(MATRIX, 8), pack_mistakes(MATRIX, 8))
@@ -146,20 +146,20 @@ def check_product(work, weight, x, width):
     case = f"weights {weight} in panels of {width}, x = {x}"
     require(rows == x, f"{case}: x afterwards", x, rows, "multiply must not change its argument")
     added = [row + [0.0] * (-out % width) for row in right]
-    said = {"columns that packing added are no part of the result": added,
-            "this is [out][rows]: give a row for each row of x": [list(column) for column in zip(*right, strict=True)]}  # fmt: skip
+    said = {"columns that packing added are not part of the result": added,
+            "this is [out][rows]: return a row for each row of x": [list(column) for column in zip(*right, strict=True)]}  # fmt: skip
     expect(case, got, right, said)
     once, reads, used = list(range(len(packed))), packed.places, packed.used
     if reads != once:
-        likely = "the weights are read in the order in which they lie: that is what they were packed for"
+        likely = "read the weights in the order in which they are stored: that is what packing is for"
         if len(reads) == len(x) * len(packed) > len(packed):
-            likely = "the weights are read again for every row: let each one that is read meet all rows"
+            likely = "the weights are read again for every row: use each weight for all rows once it is read"
         elif sorted(reads) != once and set(reads) <= set(once):
             likely = "each packed number is read exactly once, zeros too"
         require(False, f"{case}: the places that were read", once, reads, likely)
     back = [place for before, place in pairwise(used) if place // width < before // width]
     require(not back, f"{case}: the places that were used", "from front to back", used,
-            "they were read once, and kept: let each group meet all rows before the next is read")  # fmt: skip
+            "they were read once and kept: use each group for all rows before you read the next")  # fmt: skip
 
 
 def test_multiply(work):
@@ -183,13 +183,13 @@ def lines_mistakes(places, capacity):
         if line not in newest:
             newest, newest_loads = [*newest[: capacity - 1], line], newest_loads + 1
     return {
-        "a full cache lets a line go, and fetches it again when it is wanted again": len(set(lines)),
-        "a line brings 16 numbers: what is there already is not fetched": len(lines),
-        "a line that is used again is the newest: the one goes that has not been *used* for longest": loads,
-        "the line goes that has not been used for longest, not the newest": newest_loads,
-        "the cache keeps `capacity` lines, and the new one is one of them": loaded_slowly(places, capacity + 1),
+        "a full cache evicts a line, and fetches it again when it is needed again": len(set(lines)),
+        "a line holds 16 numbers: what is in the cache already is not fetched": len(lines),
+        "a line that is used again becomes the newest: evict the one that has not been *used* for longest": loads,
+        "evict the line that has not been used for longest, not the newest": newest_loads,
+        "the cache keeps `capacity` lines, including the new one": loaded_slowly(places, capacity + 1),
         "the cache keeps `capacity` lines: it is full with that many, not before": loaded_slowly(places, max(1, capacity - 1)),
-        "lines begin at multiples of 16, wherever one begins to read": loaded_slowly([p - places[0] for p in places], capacity),
+        "lines begin at multiples of 16, wherever reading begins": loaded_slowly([p - places[0] for p in places], capacity),
     }  # fmt: skip
 
 
@@ -203,8 +203,8 @@ def check_lines(work, case, places, capacity):
 def test_lines(work):
     check_lines(work, "nothing is read", [], 4)
     check_lines(work, "places 0 to 47, a cache of one line", list(range(48)), 1)
-    check_lines(work, "places 15 and 16: neighbours in two lines", [15, 16], 4)
-    jumps = [20, 33, 40, 50, 66, 17, 50, 20, 66, 20]  # here each known mistake gives another answer
+    check_lines(work, "places 15 and 16: neighbors in two lines", [15, 16], 4)
+    jumps = [20, 33, 40, 50, 66, 17, 50, 20, 66, 20]  # here each known mistake gives a different answer
     check_lines(work, f"places {', '.join(map(str, jumps))}, a cache of 2", jumps, 2)
     check_lines(work, "places 0, 16, 32, 0, a cache of 2", [0, 16, 32, 0], 2)
     check_lines(work, "places 0, 16, 32, 0, a cache of 3", [0, 16, 32, 0], 3)
@@ -223,13 +223,13 @@ def pays_mistakes(out, in_, width, capacity):
     matrix, panels, packed, plain = costs(out, in_, width, capacity)
     right, near = first_call(matrix + panels, packed, plain), plain - packed
     return right, {
-        "*fewer* lines in all: with as many it has not paid yet": near and -(-(matrix + panels) // near),
-        "packing also writes the panels, and each of their lines is fetched for that": first_call(matrix, packed, plain),
+        "*fewer* lines in all: with equally many it has not paid for itself yet": near and -(-(matrix + panels) // near),
+        "packing also writes the panels, which fetches each of their lines": first_call(matrix, packed, plain),
         "packing also reads the matrix": first_call(panels, packed, plain),
         "packing is not free: count what it fetches itself": first_call(0, packed, plain),
         "a call on the panels fetches lines too": first_call(matrix + panels, 0, plain),
         "the zeros of the last panel are read as well": first_call(2 * matrix, matrix, plain),
-        "the columns of a group are read down, input by input: not row by row": first_call(matrix + panels, packed, matrix),
+        "a group's columns are read input by input, across the columns, not row by row": first_call(matrix + panels, packed, matrix),
     }  # fmt: skip
 
 
@@ -244,12 +244,12 @@ def check_pays(work, out, in_, width, capacity):
         raise Wrong(case, right, "None, which says that it never pays")
     expect(case, got, right, said, tolerance=0, likely=likely)
     whole = isinstance(got, Integral) and not isinstance(got, bool)
-    require(got is None or whole, case, right, repr(got), "a number of calls is whole")
+    require(got is None or whole, case, right, repr(got), "the number of calls is an integer")
 
 
 def test_pays_after(work):
     for size in (
-        (6, 10, 5, 3),  # here each known mistake gives another answer
+        (6, 10, 5, 3),  # here each known mistake gives a different answer
         (64, 64, 32, 8),  # the cache is too small: each number fetches its line again
         (64, 64, 32, 32),  # a line for each column: nothing to gain
         (33, 64, 32, 8),  # a panel of 31 columns of zeros
@@ -263,7 +263,7 @@ def test_pays_after(work):
 
 
 def test_gpt2(work):
-    """The way back from GPT-2's feed-forward layer, 32 of its columns: they lie 12,288 bytes apart, all in one set."""
+    """32 columns of GPT-2's second feed-forward matrix: they lie 12,288 bytes apart, all in one set."""
     got = [work.pays_after(32, 3072, 32, capacity) for capacity in (8, 32)]
     expect("32 columns of 3072 inputs, panels of 32, a cache of 8 lines, and one of 32", got, [1, None])
 
@@ -301,7 +301,7 @@ def test_large_matrices(work):
         x = [[(row + i) % 8 / 2 for i in range(in_)] for row in range(2)]
         got = work.multiply(packed_slowly(weight, width), x, width, out)
         expect(f"multiply, {out} columns of {in_}, panels of {width}", got, multiplied_slowly(weight, x))
-    check_lines(work, "three times along 500 lines, a cache of 500", [16 * line for line in range(500)] * 3, 500)
+    check_lines(work, "three passes over 500 lines, a cache of 500", [16 * line for line in range(500)] * 3, 500)
     rows = [[float(row)] for row in range(1000)]
     expect("a thousand rows", work.multiply([2.0, 3.0], rows, 2, 2), [[2.0 * row, 3.0 * row] for row in range(1000)])
     places = [i * 7919 % 100_003 for i in range(3000)]

@@ -1,4 +1,4 @@
-"""Panels by hand, every size of tail, sums in their order, pages that are fetched in sequence, and sizes at random."""
+"""Panels by hand, every size of tail, sums in order, pages fetched in sequence, and random sizes."""
 
 import os
 import random
@@ -18,7 +18,7 @@ def up(number, size):
 
 
 def packed_slowly(weight, width, inner):
-    """[out, in] -> [panels, steps, width, inner]: every number is put where the text says."""
+    """[out, in] -> [panels, steps, width, inner]: puts every number where the text says."""
     out, in_ = weight.shape
     panels = torch.zeros(up(out, width), up(in_, inner), width, inner)
     columns, inputs = torch.arange(out)[:, None], torch.arange(in_)
@@ -45,10 +45,10 @@ def test_size(work):
     ):
         panels, steps = up(out, width), up(in_, inner)
         mistakes = {
-            "columns that don't exist have room too: the last panel is as long as the others": out * steps * inner,
-            "a panel that is not full is a panel: round up": out // width * steps * width * inner,
-            "a step that is not full is a step: round up": panels * (in_ // inner) * width * inner,
-            "inputs that don't exist have room too": panels * width * in_,
+            "columns that don't exist take room too: the last panel is as long as the others": out * steps * inner,
+            "a partly filled panel counts: round up": out // width * steps * width * inner,
+            "a partly filled step counts: round up": panels * (in_ // inner) * width * inner,
+            "inputs that don't exist take room too": panels * width * in_,
         }
         right = panels * steps * width * inner
         mistakes = {said: wrong for said, wrong in mistakes.items() if wrong != right}
@@ -63,7 +63,7 @@ def pack_mistakes(weight, width, inner):
         "within a panel, first step 0 of all its columns, then step 1": right.transpose(1, 2),
         "within a step, column by column: the `inner` inputs of a column stand side by side": right.transpose(2, 3),
         "panel after panel: each is one run of memory": right.transpose(0, 1),
-        "this is the matrix with zeros, but not packed": padded,
+        "this is the padded matrix, but not packed": padded,
     }
     found = {said: wrong.flatten().tolist() for said, wrong in mistakes.items()}
     return {said: wrong for said, wrong in found.items() if wrong != right.flatten().tolist()}
@@ -83,8 +83,8 @@ def check_pack(work, case, weight, width, inner):
             call()
         missing = panels.isnan().nonzero().flatten().tolist()
         places = [int(place) for place in missing[:8]]
-        require(not missing, case, "every number of the panels written", f"panels{places} are as they were before",
-                "numbers that fill up are written too: 0, not what was there" if (right[missing] == 0).all() else "")  # fmt: skip
+        require(not missing, case, "every number of the panels written", f"panels{places} were not written",
+                "write the padding too: 0, not what was there" if (right[missing] == 0).all() else "")  # fmt: skip
         if len(right) <= 64:
             expect(case, panels.tolist(), right.tolist(), pack_mistakes(weight, width, inner), tolerance=0)
         elif not torch.equal(panels, right):
@@ -162,7 +162,7 @@ def whole(*shape, seed=0):
 def test_multiply(work):
     case = "weights [[1, 2], [3, 4], [5, 6]], x = [10, 1]"
     check_product(work, case, torch.tensor([[1.0, 2], [3, 4], [5, 6]]), torch.tensor([10.0, 1]),
-                  {"`y[o]` is set: what was there before is no part of it": [BEFORE + y for y in (12.0, 34, 56)]})  # fmt: skip
+                  {"`y[o]` is overwritten: its old value is not part of the sum": [BEFORE + y for y in (12.0, 34, 56)]})  # fmt: skip
     check_product(work, "one weight of 3, x = [2]", torch.tensor([[3.0]]), torch.tensor([2.0]))
     check_product(work, "weights 0.5 and -0.25, x = [0.5]", torch.tensor([[0.5], [-0.25]]), torch.tensor([0.5]))
 
@@ -180,8 +180,8 @@ def test_multiply_large(work):
 
 def test_multiply_zeros(work):
     got = product(work, torch.tensor([[float("inf"), 1.0]]), torch.tensor([0.0, 1.0])).item()
-    require(got != got, "weights [inf, 1], x = [0, 1]", "NaN, which 0 times infinity is", got,
-            "each input is multiplied, also one that is 0: to ask costs more than it saves")  # fmt: skip
+    require(got != got, "weights [inf, 1], x = [0, 1]", "NaN, because 0 times infinity is NaN", got,
+            "multiply every input, even one that is 0: checking costs more than it saves")  # fmt: skip
 
 
 def in_order(weight, x):
@@ -193,37 +193,35 @@ def in_order(weight, x):
 
 
 def spread(*shape, seed=0):
-    """Numbers of few bits and very different sizes: products are exact, sums are not."""
+    """Numbers with few bits and very different magnitudes: products are exact, sums are not."""
     sizes = torch.randint(-10, 11, shape, generator=torch.Generator().manual_seed(seed + 1))
     return whole(*shape, seed=seed) * 2.0**sizes
 
 
 def test_the_order_of_sums(work):
     tiny = 2.0**-24
-    case = "x = [1, 1, 1], weights [1, 2^-24, 2^-24]: 1 + 2^-24 is 1, and again 1; from the end on it would be more"
+    case = "x = [1, 1, 1], weights [1, 2^-24, 2^-24]: 1 + 2^-24 rounds to 1, twice; added from the end it would be more"
     got = product(work, torch.tensor([[1.0, tiny, tiny]]), torch.ones(3)).item()
-    require(got == 1, case, 1.0, f"{got:.9g}", "the first input is added first, to a float32")
+    require(got == 1, case, 1.0, f"{got:.9g}", "add the first input first, in float32")
     for out, in_ in ((32, 3), (33, 64), (5, 300), (70, 67)):
         weight, x = spread(out, in_, seed=in_), spread(in_, seed=out)
         got, right = product(work, weight, x), in_order(weight, x)
         other = [o for o in range(out) if got[o] != right[o]]
-        require(not other, f"{out} columns of {in_} inputs of very different sizes: sums with other bits", [], other,
-                "each column has one sum, which begins with 0 and takes input after input")  # fmt: skip
+        require(not other, f"{out} columns of {in_} inputs of very different magnitudes: sums whose bits differ", [], other,
+                "each column has one sum, which begins with 0 and adds one input after another")  # fmt: skip
 
 
 def test_panels_are_read_in_sequence(work):
-    """Whichever two pages are in the cache, each page of weights is fetched once, and they come in order."""
+    """With a cache of two pages, each page of weights is fetched once, in order."""
     in_, out = 12 * os.sysconf("SC_PAGE_SIZE") // 4 // PANEL, 3 * PANEL  # a panel is 12 pages
     weight, x, y = whole(out, in_), whole(in_, seed=1), torch.empty(out)
     panels = packed_slowly(weight, PANEL, 1)
     with work.pages(panels=2) as fetched:
         work.multiply(x, panels, y, in_, out)
     pages = fetched["panels"]
-    case = f"{out} columns of {in_} inputs: the pages of the panels, in the order in which they are fetched"
+    case = f"{out} columns of {in_} inputs: the panels' pages, in the order in which they are fetched"
     often = len(pages) > len(set(pages))
-    likely = (
-        "a page is fetched again: finish with a number before you go on, the sums are what you keep" if often else ""
-    )
+    likely = "a page is fetched again: use each number once and go on; keep only the sums" if often else ""
     expect(case, pages, list(range(len(set(pages)))), likely=likely, tolerance=0)
     require(
         work.allocated == 0, "multiply", "no memory from malloc", f"{work.allocated} bytes", "32 sums are all it needs"

@@ -1,4 +1,4 @@
-"""Rows by hand, every number of rows and size of tail, the same bits as alone, and readings that are counted."""
+"""Rows by hand, every number of rows and size of tail, the same bits as alone, and reads that are counted."""
 
 import os
 
@@ -36,7 +36,7 @@ def product(work, weight, x):
 
 
 def check(work, case, weight, x, mistakes=None):
-    """Whole numbers, whose sums are exact in any order, before a trap and behind one."""
+    """Integers, whose sums are exact in any order, before a trap and after one."""
     right = (x.double() @ weight.double().T).float()
     got = product(work, weight, x)
     with work.at_starts():
@@ -62,7 +62,7 @@ def test_no_rows(work):
 
 
 def test_any_number_of_rows(work):
-    """Up to two groups and a rest, with every kind of last panel."""
+    """Up to two groups and a remainder, with every kind of last panel."""
     for n in range(1, 2 * group(work) + 2):
         for out, in_ in ((1, 1), (31, 3), (32, 2), (33, 7), (65, 64)):
             check(work, f"{n} rows, {out} columns of {in_} inputs", whole(out, in_, seed=n), whole(n, in_, seed=out))
@@ -74,7 +74,7 @@ def test_large(work):
 
 
 def test_the_order_of_sums(work):
-    """Numbers of few bits and very different sizes: each product is exact, so only the order shows."""
+    """Numbers with few bits and very different magnitudes: each product is exact, so only the order shows."""
     for n, out, in_ in ((1, 32, 3), (group(work), 33, 64), (group(work) + 1, 5, 300)):
         sizes = torch.randint(-10, 11, (n + out, in_), generator=torch.Generator().manual_seed(n))
         weight, x = whole(out, in_, seed=1) * 2.0 ** sizes[:out], whole(n, in_, seed=2) * 2.0 ** sizes[out:]
@@ -82,12 +82,12 @@ def test_the_order_of_sums(work):
         for i in range(in_):
             right += x[:, i, None] * weight[:, i]
         other = (product(work, weight, x) != right).nonzero().tolist()
-        require(not other, f"{n} rows, {out} columns of {in_} inputs of very different sizes: [row, column] with other bits",
-                [], other[:8], "each row and column has one sum, which begins with 0 and takes input after input")  # fmt: skip
+        require(not other, f"{n} rows, {out} columns of {in_} inputs of very different magnitudes: [row, column] whose bits differ",
+                [], other[:8], "each row and column has one sum, which begins with 0 and adds one input after another")  # fmt: skip
 
 
 def test_the_same_bits(work):
-    """A row has the bits that it has alone, whatever the number of rows, and wherever it is."""
+    """A row has the same bits as alone, whatever the number of rows and wherever it is."""
     random = torch.Generator().manual_seed(3)
     weight, x = (torch.randn(*shape, generator=random) for shape in ((67, 301), (3 * group(work) + 2, 301)))
     alone = torch.cat([product(work, weight, row[None]) for row in x])
@@ -96,11 +96,11 @@ def test_the_same_bits(work):
         got = product(work, weight, x[first : first + n])
         other = (got != alone[first : first + n]).any(1).nonzero().flatten().tolist()
         require(not other, f"{n} rows, and each of them alone: the rows whose bits differ", [], other,
-                "rows of a group, rows that are left over and a row alone need one order and one rounding")  # fmt: skip
+                "rows in a group, leftover rows and a row alone need the same order and the same rounding")  # fmt: skip
 
 
 def test_a_group_shares_a_reading(work):
-    """Whichever two pages are in the cache: a panel is fetched once for each group."""
+    """With a cache of two pages, a panel is fetched once for each group."""
     in_, out, size = 24 * PAGE // PANEL, 2 * PANEL + 1, group(work)
     weight = whole(out, in_)
     panels = packed(weight)
@@ -114,7 +114,7 @@ def test_a_group_shares_a_reading(work):
         require(counts[n] <= counts[1] * readings,
                 f"{n} rows in groups of {size}: pages of the panels that are fetched, if two can be kept",
                 f"{readings} times the {counts[1]} of one row", f"{counts[n]}",
-                "rows that are left over share a reading, too" if n % size else "the weights of an input meet all rows of a group")  # fmt: skip
+                "leftover rows share one read too" if n % size else "use an input's weights for all rows of a group before you go on")  # fmt: skip
         require(work.allocated == 0, f"{n} rows", "no memory from malloc", f"{work.allocated} bytes")
 
 
@@ -125,6 +125,6 @@ def test_a_panel_serves_all_groups(work):
     with work.pages(panels=18) as fetched:
         work.grouped(x, panels, y, n, in_, out)
     pages = fetched["panels"]
-    case = f"{n} rows, 3 panels, a cache with room for one: the pages that are fetched more than once"
+    case = f"{n} rows, 3 panels, a cache with room for one: pages fetched more than once"
     again = sorted({page for page in pages if pages.count(page) > 1})
-    require(not again, case, [], again, "all groups take a panel before the next panel is begun")
+    require(not again, case, [], again, "use a panel for all groups before you begin the next panel")

@@ -1,4 +1,4 @@
-"""Each finish by hand, tails of rows and columns, GELU's form, the same bits as alone, and visits that are counted."""
+"""Each finish by hand, tails of rows and columns, GELU's form, the same bits as alone, and counted visits."""
 
 import math
 import os
@@ -42,13 +42,13 @@ def layer(work, x, weight, bias, before, finish):
 
 
 def near(got, right, finish):
-    """GELU's tanh has an error of its own; the others are exact here."""
+    """GELU's tanh is inexact; everything else is exact here."""
     room = 2e-6 * right.abs().clamp(min=1) if finish == GELU else 0
     return (got.double() - right).abs() <= room
 
 
 def check(work, case, x, weight, bias, finish, mistakes=None):
-    """Whole numbers, before a trap and behind one."""
+    """Integers, before a trap and after one."""
     before = whole(len(x), len(weight), seed=9) if finish == ADD else torch.full((len(x), len(weight)), NAN)
     value = x.double() @ weight.double().T + bias.double()
     right = finished(value, before, finish)
@@ -58,8 +58,8 @@ def check(work, case, x, weight, bias, finish, mistakes=None):
     case = f"{NAME[finish]}, {case}"
     if right.numel() <= 64:
         said = {said: finished(wrong, before, finish).tolist() for said, wrong in (mistakes or {}).items()}
-        said["what follows the layer is left out"] = value.tolist() if finish != STORE else NAN
-        said["this is GELU with erf; GPT-2's has a tanh"] = F.gelu(value).tolist() if finish == GELU else NAN
+        said["GELU or the residual addition is missing"] = value.tolist() if finish != STORE else NAN
+        said["this is GELU with erf; GPT-2's uses tanh"] = F.gelu(value).tolist() if finish == GELU else NAN
         tolerance = 2e-6 if finish == GELU else 0
         expect(case, got.tolist(), right.tolist(), said, tolerance=tolerance)
     for result in (got, again):
@@ -75,8 +75,8 @@ def test_by_hand(work):
         torch.tensor([1.0, 0, -40]),
     )
     mistakes = {
-        "the bias is added before what follows": (x @ weight.T).double(),
-        "each column has a bias of its own": (x @ weight.T).double() + 1,
+        "the bias is added before GELU or the residual addition": (x @ weight.T).double(),
+        "each column has its own bias": (x @ weight.T).double() + 1,
     }
     case = "weights [[1, 2], [3, 4], [5, 6]], bias [1, 0, -40], x = [[10, 1], [0, 1]]"
     for finish in (STORE, ADD, GELU):
@@ -91,7 +91,7 @@ def test_gelu(work):
             work, torch.tensor([[value]]), torch.tensor([[1.0]]), torch.zeros(1), torch.full((1, 1), NAN), GELU
         ).item()
         with_erf = value / 2 * (1 + math.erf(value / 2**0.5))
-        said = {"this is GELU with erf; GPT-2's has a tanh": with_erf} if abs(with_erf - right) > 1e-5 else {}
+        said = {"this is GELU with erf; GPT-2's uses tanh": with_erf} if abs(with_erf - right) > 1e-5 else {}
         expect(f"GELU of {value}", got, right, said, tolerance=1e-6)
 
 
@@ -109,7 +109,7 @@ def test_any_size(work):
 
 
 def test_the_same_bits(work):
-    """A row has the bits that it has alone."""
+    """A row has the same bits as alone."""
     random = torch.Generator().manual_seed(3)
     weight, x, bias, before = (
         torch.randn(*shape, generator=random) for shape in ((67, 101), (19, 101), (67,), (19, 67))
@@ -125,7 +125,7 @@ def test_the_same_bits(work):
 
 
 def test_what_is_stored_is_not_visited_again(work):
-    """Each row of y is a page, and there are more rows than pages that are kept: one visit for each row and panel."""
+    """Each row of y is a page, and there are more rows than pages in the cache: one visit per row and panel."""
     n, in_, out = 64, 8, PAGE
     x, panels, bias = whole(n, in_, seed=1), packed(whole(out, in_) / 8), whole(out, seed=3)
     for finish in (STORE, ADD, GELU):
@@ -137,13 +137,13 @@ def test_what_is_stored_is_not_visited_again(work):
         require(visits <= right, case, right, visits,
                 f"{(visits - right) * 4 * PAGE // 1024} KB of y come back: finish a group's sums before the next group is begun")  # fmt: skip
         require(work.allocated == 0, f"{NAME[finish]}, {n} rows", "no memory from malloc", f"{work.allocated} bytes",
-                "the sums of a group are finished where they are: no intermediate tensor")  # fmt: skip
-    require(work.reserved <= 64 << 10, "fused: variables that are static, or outside of functions", "64 KB at most",
-            f"{work.reserved:,} bytes", "the sums of a group are finished where they are: no intermediate tensor")  # fmt: skip
+                "finish a group's sums where they are: no intermediate tensor")  # fmt: skip
+    require(work.reserved <= 64 << 10, "fused: static or global variables", "64 KB at most",
+            f"{work.reserved:,} bytes", "finish a group's sums where they are: no intermediate tensor")  # fmt: skip
 
 
 def test_a_group_shares_a_reading(work):
-    """Whichever two pages are in the cache: a panel is fetched once for each group."""
+    """With a cache of two pages, a panel is fetched once for each group."""
     in_, out, size = 24 * PAGE // PANEL, 2 * PANEL + 1, work.group_size()
     panels, bias, counts = packed(whole(out, in_)), whole(out), {}
     for n in (1, size, 3 * size, 2 * size - 1):
@@ -154,7 +154,7 @@ def test_a_group_shares_a_reading(work):
         require(counts[n] <= counts[1] * readings,
                 f"{n} rows in groups of {size}: pages of the panels that are fetched, if two can be kept",
                 f"{readings} times the {counts[1]} of one row", f"{counts[n]}",
-                f"group_of takes up to {size} rows, which share one reading of the panel: give it as many as there are")  # fmt: skip
+                f"group_of takes up to {size} rows, which share one read of the panel: pass as many as there are")  # fmt: skip
 
 
 def test_a_panel_serves_all_groups(work):
@@ -165,8 +165,8 @@ def test_a_panel_serves_all_groups(work):
         work.fused(x, panels, whole(out), y, n, in_, out, STORE)
     pages = fetched["panels"]
     again = sorted({page for page in pages if pages.count(page) > 1})
-    require(not again, f"{n} rows, 3 panels, a cache with room for one: the pages that are fetched more than once", [], again,
-            "all groups take a panel before the next panel is begun")  # fmt: skip
+    require(not again, f"{n} rows, 3 panels, a cache with room for one: pages fetched more than once", [], again,
+            "use a panel for all groups before you begin the next panel")  # fmt: skip
 
 
 def test_large(work):

@@ -10,7 +10,7 @@
 
 #define MAX_THREADS 64
 
-/* What threads do together. */
+/* What the threads share. */
 static struct {
     const Layer *layer;
     Counter *counters;
@@ -23,7 +23,7 @@ void one_panel(const Layer *layer, int64_t panel) {
     const int64_t noted = __atomic_fetch_add(&now.done[0], 1, __ATOMIC_RELAXED);
     if (noted < now.room) now.done[1 + noted] = panel;
     if (layer != now.layer || panel < 0 || panel >= now.num_panels) return;
-    sched_yield(); /* the others go on */
+    sched_yield(); /* let the others run */
     for (int64_t o = panel * PANEL; o < layer->out && o < (panel + 1) * PANEL; o++)
         for (int64_t t = 0; t < layer->n; t++) {
             float sum = 0;
@@ -33,7 +33,7 @@ void one_panel(const Layer *layer, int64_t panel) {
         }
 }
 
-/* Until all are there. */
+/* Wait until all are there. */
 static void begin(void) {
     __atomic_fetch_sub(&waiting, 1, __ATOMIC_ACQ_REL);
     while (__atomic_load_n(&waiting, __ATOMIC_ACQUIRE)) sched_yield();
@@ -62,12 +62,12 @@ static void in_threads(void *(*does)(void *), const int64_t *present, int64_t nu
     for (int64_t i = 0; i < num_present; i++) pthread_join(threads[i], NULL);
 }
 
-/* One thread that calls `take` for all: order[i] asks next, and gets taken[i]. */
+/* One thread calls `take` for all: order[i] asks next, and gets taken[i]. */
 void takes(int64_t *counters, const int64_t *order, int64_t *taken, int64_t count, int64_t size, int64_t num_panels) {
     for (int64_t i = 0; i < count; i++) taken[i] = take((Counter *)counters, order[i], size, num_panels);
 }
 
-/* Of `size` threads those that are `present` work on a layer. */
+/* `present` of `size` threads work on a layer. */
 void together(int64_t *counters, const int64_t *present, int64_t *done, const float *x, const float *panels,
               const float *bias, float *y, int64_t num_present, int64_t room, int64_t size, int64_t n, int64_t in,
               int64_t out) {
@@ -79,7 +79,7 @@ void together(int64_t *counters, const int64_t *present, int64_t *done, const fl
 
 static void yield(int number) { (void)number, sched_yield(); }
 
-/* The threads that are present take all there is, so many rounds, and are made to change places at any instruction. */
+/* The present threads take all panels, for this many rounds, and are made to switch at any instruction. */
 void race(const int64_t *counters, const int64_t *present, int64_t *done, int64_t num_present, int64_t size,
           int64_t num_panels, int64_t rounds) {
     now.counters = aligned_alloc(sizeof(Counter), (size_t)size * sizeof(Counter));

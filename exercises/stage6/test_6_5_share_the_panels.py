@@ -1,4 +1,4 @@
-"""One thread that asks for all, in every order; threads that stay away; threads that change places at any instruction."""
+"""One thread in place of all, in every order; threads that never come; threads that switch at any instruction."""
 
 import random
 from itertools import pairwise
@@ -11,7 +11,7 @@ PANEL = 32
 
 
 def counters(taken):
-    """A line of the cache, 8 whole numbers, for each thread."""
+    """A cache line, 8 integers, for each thread."""
     made = torch.zeros(len(taken), 8, dtype=torch.int64)
     made[:, 0] = torch.tensor(taken, dtype=torch.int64)
     return made
@@ -34,7 +34,7 @@ class Shares:
 
 
 def take_mistakes(order, size, num_panels):
-    """What some known mistakes give for these calls."""
+    """What some known mistakes return for these calls."""
     width = -(-num_panels // size)
     equal = Shares(size, num_panels)
     equal.left = [range(min(num_panels, v * width), min(num_panels, (v + 1) * width)) for v in range(size)]
@@ -69,7 +69,7 @@ def check_takes(work, case, order, size, num_panels, taken=None):
 
 
 def test_take(work):
-    check_takes(work, "10 panels, 4 threads: thread 2 asks 12 times and the others never", [2] * 12, 4, 10)
+    check_takes(work, "10 panels, 4 threads: thread 2 asks 12 times, the others never", [2] * 12, 4, 10)
     check_takes(work, "10 panels, 4 threads: each asks in turn, five times", [0, 1, 2, 3] * 5, 4, 10)
     check_takes(work, "1 panel, 1 thread, which asks three times", [0] * 3, 1, 1)
     check_takes(work, "2 panels, 5 threads: thread 0 asks, and thread 4, and each again", [0, 4, 0, 4], 5, 2)
@@ -81,11 +81,11 @@ def test_take_in_any_order(work):
     for i in range(300):
         size, num_panels = rng.randint(1, 2 + i // 8), rng.randint(0, 3 + i // 2)
         order = [rng.randrange(size) for _ in range(num_panels + rng.randint(0, 5))]
-        check_takes(work, f"{num_panels} panels, {size} threads that ask in the order {order}", order, size, num_panels)
+        check_takes(work, f"{num_panels} panels, {size} threads, asking in the order {order}", order, size, num_panels)
 
 
 def test_take_many(work):
-    """A long layer, of which nearly all is taken: numbers beyond 32 bits."""
+    """A long layer, nearly all of which is taken: numbers beyond 32 bits."""
     for size, num_panels in ((3, 10**10 + 1), (64, 10**12 + 7), (1, 70_001), (40, 3), (300, 1000), (70_001, 10)):
         bounds = [num_panels * v // size for v in range(size + 1)]
         taken = [max(0, end - first - 2) for first, end in pairwise(bounds)]
@@ -96,16 +96,16 @@ def test_take_many(work):
 
 
 def race(work, case, size, present, num_panels, taken, rounds):
-    """How often each panel was taken, by threads that take all there is."""
+    """How often each panel was taken, by threads that take all there are."""
     done = torch.zeros(1 + num_panels, dtype=torch.int64)
     work.race(counters(taken), torch.arange(present), done, present, size, num_panels, rounds)
     left = torch.zeros(num_panels, dtype=torch.int64)
     for share in Shares(size, num_panels, taken).left:
         left[share.start : share.stop] = rounds
     twice, missing = int((done[1:] > left).sum()), int((done[1:] < left).sum())
-    require(not twice, f"{case}: panels that were taken more than once", 0, twice,
-            "reading the counter and raising it are two steps here, and another thread came between")  # fmt: skip
-    require(not missing, f"{case}: panels that nobody got", 0, missing)
+    require(not twice, f"{case}: panels taken more than once", 0, twice,
+            "reading the counter and raising it are two steps here, and another thread got in between")  # fmt: skip
+    require(not missing, f"{case}: panels that no thread got", 0, missing)
 
 
 # --- Threads ----------------------------------------------------------------------------------------------------------
@@ -138,13 +138,13 @@ def check_layer(work, case, size, present, out, n=2, in_=3):
         "there is no such panel",
     )
     twice = sorted({panel for panel in panels if panels.count(panel) > 1}) if len(panels) > num_panels else []
-    require(not twice, f"{case}: panels that are computed more than once", [], twice[:8],
-            "two took it: the shares overlap, or another thread came between reading a counter and raising it")  # fmt: skip
+    require(not twice, f"{case}: panels computed more than once", [], twice[:8],
+            "two threads took it: the shares overlap, or another thread got in between reading a counter and raising it")  # fmt: skip
     missing = sorted(set(range(num_panels)) - set(panels))
-    likely = "the threads that came compute all there is" if len(present) < size else ""
+    likely = "the threads that are there must compute everything" if len(present) < size else ""
     if not likely and out % PANEL and missing == [num_panels - 1]:
-        likely = "a panel that is not full is a panel: round up"
-    require(not missing, f"{case}: panels that nobody computes", [], missing[:8], likely)
+        likely = "a partly filled panel counts: round up"
+    require(not missing, f"{case}: panels that no thread computes", [], missing[:8], likely)
     columns = weight.transpose(1, 2).reshape(-1, in_)[:out]
     right = before + (x @ columns.T + bias)
     require(torch.equal(y, right), f"{case}: y", right, y)
@@ -172,11 +172,11 @@ def test_threads_that_stay_away(work):
         (70_001, [70_000]),
     ):
         for out in (1, 32, 33, 10 * PANEL, 333):
-            check_layer(work, f"{size} threads, of which {present} come, {out} columns", size, present, out)
+            check_layer(work, f"{size} threads, {present} of which come, {out} columns", size, present, out)
 
 
 def test_threads_that_change_places(work):
-    """Most panels are in one share, or a few in each of many: what can happen between two steps happens."""
+    """Most panels in one share, or a few in each of many: every possible interleaving occurs."""
     for threads in (2, 3, 4):
         size = 20_000
         taken = [0] + [size] * (threads - 1)

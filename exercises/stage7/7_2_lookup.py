@@ -1,16 +1,16 @@
-"""Exercise 7.2, look up n-grams. The text is in 7_2_lookup.md beside this file."""
+"""Exercise 7.2, look up n-grams. Instructions: 7_2_lookup.md."""
 
 
 class Lookup:
-    """Guesses that what followed the last tokens when they came before follows again."""
+    """Guesses that the last tokens will be followed by what followed them before."""
 
     def __init__(self, token_ids: list[int]):
         raise NotImplementedError
 
     def add(self, token_ids: list[int]) -> None:
-        """The sequence goes on with these."""
+        """Append these tokens to the sequence."""
         raise NotImplementedError
 
     def guess(self, count: int) -> list[int]:
-        """What comes next, so many tokens at most; none if the last two have not come before."""
+        """At most `count` tokens that may come next; none if the last two tokens have not occurred before."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Exercise 7.3, the same random number. The text is in 7_3_same_number.md beside this file."""
+"""Exercise 7.3, the same random number. Instructions: 7_3_same_number.md."""
 
 from collections.abc import Callable
 
@@ -9,17 +9,17 @@ Uniform = Callable[[int, int], float]
 def guess(
     distribution: Distribution, uniform: Uniform, seed: int, prompt: list[int], output: list[int], count: int
 ) -> list[int]:
-    """Tokens to follow the output, each drawn with the number that the model will draw with at its position."""
+    """Tokens to follow the output, each drawn with the random number that the model will use at its position."""
     raise NotImplementedError
 
 
 def shared(p: list[float], q: list[float]) -> float:
-    """How often both draw the same token, if they draw with the same number."""
+    """How often both draw the same token if they draw with the same number."""
     raise NotImplementedError
 
 
 def independent(p: list[float], q: list[float]) -> float:
-    """How often, if each draws with a separate number."""
+    """How often both draw the same token if each draws with a separate number."""
     raise NotImplementedError
 
 

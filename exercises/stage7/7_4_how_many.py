@@ -1,4 +1,4 @@
-"""Exercise 7.4, how many guesses, and when none? The text is in 7_4_how_many.md beside this file."""
+"""Exercise 7.4, how many guesses, and when none? Instructions: 7_4_how_many.md."""
 
 
 def rate(steps: list[tuple[int, int]]) -> float:
@@ -7,7 +7,7 @@ def rate(steps: list[tuple[int, int]]) -> float:
 
 
 def speed(a: float, count: int, seconds: list[float], guess: float, requests: int) -> float:
-    """How many times as fast the engine is with this number of guesses for each request as with none."""
+    """How many times as fast the engine is with this number of guesses per request as with none."""
     raise NotImplementedError
 
 
@@ -17,5 +17,5 @@ def best(a: float, seconds: list[float], guess: float, requests: int) -> int:
 
 
 def break_even(count: int, seconds: list[float], guess: float, requests: int) -> float | None:
-    """The least `a` with which that many guesses are no slower than none; None if there is none."""
+    """The smallest `a` with which that many guesses are no slower than none; None if there is no such `a`."""
     raise NotImplementedError

@@ -1,14 +1,14 @@
-"""Guesses that are right, wrong, and right again behind a wrong one; and what the sampler was asked."""
+"""Guesses that are right, wrong, and right again after a wrong one; and what the sampler was asked."""
 
 from exercises.examples import Example, at_random
 from exercises.grading import OneOf, expect
 
-REAL = "it is asked with all tokens before: the sequence and what it has just got, and no guess that was not verified"
-TOO_OFTEN = "the sampler counts what it says: ask it once for each token that the request gets, and for no other"
+REAL = "call it with all tokens so far: the sequence and the tokens it has just got, but no unverified guess"
+TOO_OFTEN = "the sampler counts its tokens: ask it once for each token that the request gets, and for no other"
 
 
 class Sampler:
-    """The likeliest token that does not repeat the last one. It keeps what it was asked, and what it said."""
+    """The likeliest token that does not repeat the last one. Records what it was asked and what it answered."""
 
     def __init__(self):
         self.asked, self.said = [], []
@@ -19,7 +19,7 @@ class Sampler:
         return self.said[-1]
 
     def unreal(self, before):
-        """What it was asked about, and never was: not the sequence, with some of what it had said by then."""
+        """The sequences it was asked about that never existed: not the sequence plus some of its own answers so far."""
         real = [before + self.said[:i] for i in range(len(self.asked))]
         return [ids for ids, all_ in zip(self.asked, real, strict=True) if ids != all_[: max(len(before), len(ids))]]
 
@@ -29,17 +29,17 @@ def likeliest(row, token_ids):
 
 
 def says(*tokens):
-    """Rows of logits whose likeliest tokens are these."""
+    """Rows of logits with these likeliest tokens."""
     return [[float(i == token) for i in range(10)] for token in tokens]
 
 
 def check(work, case, rows, drafts, expected, mistakes=None, *, token_ids=(1, 2, 3), num_left=9, end=0):
-    """Expect these tokens of a sampler that was asked about nothing else, and so many keys and values."""
+    """Expect these tokens, from a sampler that was asked about nothing else, and this many valid keys and values."""
     sampler, before = Sampler(), list(token_ids)
     tokens, num_computed = work.verify(list(before), list(drafts), says(*rows), sampler, num_left, end)
-    case = f"{case}: behind {before} the drafts {drafts}, the rows say {list(rows)}"
+    case = f"{case}: after {before} the drafts {drafts}, the rows say {list(rows)}"
     expect(
-        f"{case}: sequences that the sampler was asked about, and that never were",
+        f"{case}: sequences that the sampler was asked about but that never existed",
         sampler.unreal(before),
         [],
         likely=REAL,
@@ -52,83 +52,83 @@ def check(work, case, rows, drafts, expected, mistakes=None, *, token_ids=(1, 2,
     )
     valid, all_fed = len(before) + len(expected) - 1, len(before) + len(drafts)
     said = {"the last token has not been computed yet: only the next step feeds it": valid + 1,
-            "keys of refused guesses are in the cache, but they are not the sequence's": all_fed,
-            "the drafts that were right count, too: the step has computed them": len(before)}  # fmt: skip
+            "keys of refused guesses are in the cache, but they don't belong to the sequence": all_fed,
+            "correct drafts count too: the step has computed them": len(before)}  # fmt: skip
     expect(f"{case}: tokens with valid keys and values", num_computed, valid, said)
 
 
 def test_a_wrong_guess(work):
     check(work, "the second is wrong", (4, 8, 6, 7), [4, 5, 6], [4, 8], {
-        "what comes behind a refused guess saw a wrong token: it is worthless, even if it agrees again":
+        "rows after a refused guess saw a wrong token: they are worthless, even if they agree again":
             OneOf([[4, 8, 6, 7], [4, 8, 6]]),
-        "where a guess is refused, the sampled token stands: every step gives one": [4],
-        "a guess that is refused is no token: the sampled one is": [4, 5]})  # fmt: skip
+        "where a guess is refused, keep the sampled token: every step yields at least one": [4],
+        "a refused guess is not the token: the sampled one is": [4, 5]})  # fmt: skip
     check(work, "the first is wrong", (8, 5, 6, 7), [4, 5, 6], [8], {
-        "the first guess is not verified: only the row of the newest token says whether it is right":
+        "the first guess was not verified: the row of the newest token says whether it is right":
             OneOf([[4, 5, 6, 7], [4, 5, 6], [4]]),
-        "what comes behind a refused guess saw a wrong token: it is worthless, even if it agrees again":
+        "rows after a refused guess saw a wrong token: they are worthless, even if they agree again":
             OneOf([[8, 5, 6, 7], [8, 5, 6]]),
-        "where a guess is refused, the sampled token stands: every step gives one": []})  # fmt: skip
+        "where a guess is refused, keep the sampled token: every step yields at least one": []})  # fmt: skip
     check(work, "the last is wrong", (4, 5, 8, 7), [4, 5, 6], [4, 5, 8], {
-        "what comes behind a refused guess saw a wrong token: it is worthless, even if it agrees again": [4, 5, 8, 7]})  # fmt: skip
+        "rows after a refused guess saw a wrong token: they are worthless, even if they agree again": [4, 5, 8, 7]})  # fmt: skip
 
 
 def test_all_are_right(work):
     check(work, "three right guesses", (4, 5, 6, 7), [4, 5, 6], [4, 5, 6, 7], {
-        "if all guesses are right, the last row says one token more": [4, 5, 6],
+        "if all guesses are right, the last row gives one more token": [4, 5, 6],
         "the first row is that of the newest token: it verifies the first draft": OneOf([[5, 6, 7], [5]])})  # fmt: skip
 
 
 def test_right_in_another_place(work):
     check(work, "the drafts in another order", (5, 4, 6, 7), [4, 5, 6], [5], {
-        "a token is compared with the draft in its place, not with all of them": OneOf([[5, 4, 6, 7], [5, 4], [5, 4, 6]])})  # fmt: skip
+        "compare a token with the draft at its position, not with all drafts": OneOf([[5, 4, 6, 7], [5, 4], [5, 4, 6]])})  # fmt: skip
 
 
 def test_no_guess(work):
-    check(work, "no draft", (7,), [], [7], {"without a guess a step gives one token, as in stage 6": []})
+    check(work, "no draft", (7,), [], [7], {"without guesses a step gives one token, as in stage 6": []})
 
 
 def test_the_prompt(work):
-    """The newest token is not alone: the step has computed a part of a prompt, and guesses behind it."""
-    said = {"the first row is not the one of the newest token: the sequence's last tokens may all have been fed":
+    """The newest token is not alone: the step has computed a part of a prompt, and guesses after it."""
+    said = {"the first row need not be the newest token's: several of the sequence's last tokens may have been fed":
             OneOf([[9], [9, 9], [8], [4, 8], [9, 9, 4, 8, 7]])}  # fmt: skip
     check(work, "three tokens were fed before the drafts", (9, 8, 4, 5, 7), [4, 5], [4, 5, 7], said)
     check(work, "three tokens were fed, and no draft", (9, 8, 4), [], [4], said)
 
 
 def test_the_end(work):
-    past = "the end token ends it, also among drafts that are right: nothing follows"
-    said = {past: OneOf([[4, 5, 6, 7], [4, 5, 6]]), "the end token is one of the tokens: the model said it": [4]}
+    past = "the end token ends it, even among correct drafts: nothing follows"
+    said = {past: OneOf([[4, 5, 6, 7], [4, 5, 6]]), "the end token is one of the tokens: the model chose it": [4]}
     check(work, "5 is the end token", (4, 5, 6, 7), [4, 5, 6], [4, 5], said, end=5)
-    said = {past: OneOf([[4, 5, 6, 7], [4, 5]]), "the end token is one of the tokens: the model said it": []}
+    said = {past: OneOf([[4, 5, 6, 7], [4, 5]]), "the end token is one of the tokens: the model chose it": []}
     check(work, "4 is the end token", (4, 5, 6, 7), [4, 5, 6], [4], said, end=4)
     check(work, "8, which was not guessed, is the end token", (4, 8, 6, 7), [4, 5, 6], [4, 8], {
-        "the end token is one of the tokens: the model said it": [4]}, end=8)  # fmt: skip
-    check(work, "6 is the end token, and was guessed only", (4, 8, 6, 7), [4, 6, 6], [4, 8], end=6)
+        "the end token is one of the tokens: the model chose it": [4]}, end=8)  # fmt: skip
+    check(work, "6 is the end token, and was only guessed", (4, 8, 6, 7), [4, 6, 6], [4, 8], end=6)
     check(work, "3, which is in the sequence already, is the end token", (4, 5, 7), [4, 5], [4, 5, 7], {
         "only a new token ends the output: the prompt may contain the end token": OneOf([[4], []])}, end=3)  # fmt: skip
 
 
 def test_so_many_are_left(work):
-    said = {"no more than num_left tokens, also among drafts that are right": OneOf([[4, 5, 6, 7], [4, 5, 6]]),
+    said = {"no more than num_left tokens, even among correct drafts": OneOf([[4, 5, 6, 7], [4, 5, 6]]),
             "num_left counts the tokens of this step, not those of the sequence": OneOf([[4], []])}  # fmt: skip
     check(work, "num_left=2", (4, 5, 6, 7), [4, 5, 6], [4, 5], said, num_left=2)
-    said = {"no more than num_left tokens, also among drafts that are right": OneOf([[4, 5, 6, 7], [4, 5]])}
+    said = {"no more than num_left tokens, even among correct drafts": OneOf([[4, 5, 6, 7], [4, 5]])}
     check(work, "num_left=1", (4, 5, 6, 7), [4, 5, 6], [4], said, num_left=1)
-    said = {"with so many left as there are drafts, the row behind the last draft is not needed": [4, 5, 6, 7]}
+    said = {"if num_left equals the number of drafts, the row after the last draft is not needed": [4, 5, 6, 7]}
     check(work, "num_left=3", (4, 5, 6, 7), [4, 5, 6], [4, 5, 6], said, num_left=3)
     said = {"num_left counts the tokens of this step, not those of the sequence": [4]}
     check(work, "num_left=4", (4, 5, 6, 7), [4, 5, 6], [4, 5, 6, 7], said, num_left=4)
 
 
 def test_the_sampler_decides(work):
-    """Its penalty makes another token of what is likeliest."""
-    said = {"the sampler decides, not the logits alone: it obeys penalties and forms": [4, 4]}
-    check(work, "the sampler repeats no token", (4, 4, 7), [4, 4], [4, 0], said, num_left=2, end=9)
+    """Its penalty changes which token is likeliest."""
+    said = {"the sampler decides, not the logits alone: it applies penalties and structured output": [4, 4]}
+    check(work, "the sampler never repeats a token", (4, 4, 7), [4, 4], [4, 0], said, num_left=2, end=9)
 
 
 def slowly(token_ids, drafts, rows, num_left, end):
-    """The tokens, one by one: for as long as some row has seen just this sequence."""
+    """The tokens, one at a time, for as long as some row has seen exactly this sequence."""
     fed, tokens = token_ids + drafts, []
     seen = {tuple(fed[: len(fed) - i]): row for i, row in enumerate(reversed(rows))}
     while len(tokens) < num_left and end not in tokens and tuple(token_ids + tokens) in seen:
@@ -137,7 +137,7 @@ def slowly(token_ids, drafts, rows, num_left, end):
 
 
 def test_any_guesses(work):
-    """Sequences of three tokens that repeat, guesses that are mostly right, rows in front of the newest token's."""
+    """Sequences of three repeating tokens, guesses that are mostly right, rows before the newest token's."""
 
     def check(choose):
         token_ids = choose.some(lambda: choose.upto(2), 4, least=1)
@@ -159,7 +159,7 @@ def test_any_guesses(work):
 
 
 def test_many_tokens(work):
-    """A thousand guesses, a thousand tokens before them, tokens beyond 65,535."""
+    """A thousand guesses after a thousand tokens, ids beyond 65,535."""
     for num_before, num_drafts, num_right in ((2, 1000, 1000), (2, 1000, 940), (1100, 3, 3), (70, 70, 66)):
         said = [70_000 + 3 * i for i in range(num_drafts + 1)]
         drafts = [token + (i >= num_right) for i, token in enumerate(said[:-1])]
@@ -170,6 +170,10 @@ def test_many_tokens(work):
             return int(row[0])
 
         got = work.verify(before, drafts, [[float(token)] for token in said], sample, 5000, 65_536)
-        case = f"{num_before:,} tokens and {num_drafts:,} guesses behind them, of which {num_right:,} are right"
+        case = f"{num_before:,} tokens and {num_drafts:,} guesses after them, {num_right:,} of which are right"
         expect(case, got, (said[: num_right + 1], num_before + num_right))
-        expect(f"{case}: lengths that were asked for", asked, [num_before + i for i in range(num_right + 1)])
+        expect(
+            f"{case}: lengths of the sequences that the sampler was asked about",
+            asked,
+            [num_before + i for i in range(num_right + 1)],
+        )

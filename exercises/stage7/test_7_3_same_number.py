@@ -8,12 +8,12 @@ from exercises.grading import OneOf, expect, require
 
 
 def uniform(seed, position):
-    """A number for each seed and position, in parts of 32."""
+    """A number for each seed and position, in steps of 1/32."""
     return random.Random(1000 * seed + position).randrange(32) / 32
 
 
 class Draft:
-    """Probabilities of four tokens, by the sum of all tokens before. It keeps what it was asked."""
+    """Probabilities of four tokens, from the sum of all tokens before. Records what it was asked."""
 
     def __init__(self):
         self.asked = []
@@ -55,31 +55,31 @@ def by_rank(probabilities, u):
 
 
 def mistakes(seed, prompt, output, count):
-    """What is said -> the guesses of this mistake, where they are others."""
+    """Message -> the guesses of this mistake, where they differ."""
     at = lambda position: slowly(seed, prompt, output, count, position=position)  # noqa: E731
     behind = lambda before: slowly(seed, prompt, output, count, before=before)  # noqa: E731
     by = lambda pick: slowly(seed, prompt, output, count, pick)  # noqa: E731
     found = {
-        "each guess has a position of its own, and a number of its own": [at(lambda p, o, i: len(o))],
-        "a position counts the output's tokens: the prompt's were not drawn": [at(lambda p, o, i: len(p) + len(o) + i)],
-        "the first guess follows the output: its position is how many tokens the output has": [
+        "each guess has its own position, and so its own number": [at(lambda p, o, i: len(o))],
+        "a position counts output tokens: the prompt's were not drawn": [at(lambda p, o, i: len(p) + len(o) + i)],
+        "the first guess follows the output: its position is the number of output tokens": [
             at(lambda p, o, i: len(o) + i + 1), at(lambda p, o, i: len(o) + i - 1), at(lambda p, o, i: i)],
-        "a guess follows the guesses before it, too": [behind(lambda p, o, guesses: p + o)],
+        "a guess also follows the guesses before it": [behind(lambda p, o, guesses: p + o)],
         "the draft model reads the prompt and the output": [
             behind(lambda p, o, guesses: o + guesses), behind(lambda p, o, guesses: p + guesses)],
-        "the model draws, so the guess is drawn, too: it is not the likeliest token": [
+        "the model draws, so the guess must be drawn too: don't take the likeliest token": [
             by(lambda probabilities, u: probabilities.index(max(probabilities)))],
-        "the sum with the token must be greater than the number: equal is not enough": [
+        "the sum including the token must be greater than the number: equal is not enough": [
             by(lambda probabilities, u: drawn(probabilities, u - 1 / 64))],
-        "the tokens stand on the line in their own order, as in the model's draw": [by(by_rank)],
-        "one guess more than was asked for": [slowly(seed, prompt, output, count + 1)],
+        "tokens are on the line in the order of their ids, as in the model's draw": [by(by_rank)],
+        "one guess too many": [slowly(seed, prompt, output, count + 1)],
     }  # fmt: skip
     right = slowly(seed, prompt, output, count)
     return {said: OneOf(answer for answer in answers if answer != right) for said, answers in found.items()}
 
 
 def test_guesses(work):
-    """By the same numbers that the tokens will be drawn with."""
+    """With the same numbers that the tokens will be drawn with."""
     for prompt, output, count in (([2, 3], [0, 2], 7), ([2, 2], [], 5), ([1], [3, 3, 0], 6), ([], [1], 3)):
         draft = Draft()
         case = f"guess, seed 5, prompt {prompt}, output {output}, count {count}"
@@ -93,12 +93,14 @@ def test_guesses(work):
 
 
 def test_guesses_after_a_refusal(work):
-    """The number of a place is the same, whatever was guessed there before."""
+    """A position's number is the same, whatever was guessed there before."""
     prompt, model = [3, 1], [0, 1, 3, 2, 1, 1, 0, 3]
     for num in range(len(model)):
         case = f"guess, seed 9, prompt {prompt}, output {model[:num]}, count 3, called for one output after the other"
         got = work.guess(Draft(), uniform, 9, list(prompt), model[:num], 3)
-        expect(case, got, slowly(9, prompt, model[:num], 3), likely="a number depends on the seed and the place alone")
+        expect(
+            case, got, slowly(9, prompt, model[:num], 3), likely="a number depends only on the seed and the position"
+        )
 
 
 def test_any_guesses(work):
@@ -121,7 +123,7 @@ def test_many_guesses(work):
     wide = [0.0] * 66_000 + [0.25] * 4
     right = [66_000 + int(4 * uniform(5, 1 + i)) for i in range(3)]
     expect(
-        "guess, 66,004 tokens of which the last four are likely",
+        "guess, a vocabulary of 66,004 tokens whose last four are likely",
         work.guess(lambda _: wide, uniform, 5, [], [1], 3),
         right,
     )
@@ -161,19 +163,19 @@ def check_agreement(work, name, right, said):
 def test_shared(work):
     check_agreement(work, "shared", overlap, {
         "that is how often they agree with two numbers": product,
-        "that is the most that any rule can reach; with one number, a token's two intervals have to overlap": most,
-        "intervals that do not meet have no overlap, and not a negative one":
+        "that is the best any rule can reach; with one number, a token's two intervals have to overlap": most,
+        "intervals that do not meet have an overlap of 0, not a negative one":
             lambda p, q: overlap(p, q, least=-9.0)})  # fmt: skip
 
 
 def test_independent(work):
     check_agreement(work, "independent", product, {
         "that is how often they agree with the same number": overlap,
-        "both draws have to give the token: the probabilities are multiplied": most})  # fmt: skip
+        "both draws have to give the token: multiply the probabilities": most})  # fmt: skip
 
 
 def test_many_tokens(work):
-    """A vocabulary; and as many draws as show it."""
+    """A whole vocabulary; and enough draws to show it."""
     rng = random.Random(0)
     weights = [[rng.random() ** 8 for _ in range(3000)] for _ in range(2)]
     p, q = ([weight / sum(some) for weight in some] for some in weights)
@@ -182,11 +184,11 @@ def test_many_tokens(work):
     expect(f"independent, {case}", work.independent(p, q), product(p, q), tolerance=1e-9)
     p, q = [0.125, 0.5, 0.25, 0.125], [0.25, 0.25, 0.125, 0.375]
     same = sum(drawn(p, i / 1000) == drawn(q, i / 1000) for i in range(1000)) / 1000
-    expect(f"shared({p}, {q}), beside 1,000 draws", work.shared(p, q), same, tolerance=1e-9)
+    expect(f"shared({p}, {q}), against 1,000 draws", work.shared(p, q), same, tolerance=1e-9)
 
 
 def test_any_distributions(work):
-    """Parts of sixteen, and zeros."""
+    """Multiples of 1/16, and zeros."""
 
     def check(choose):
         cuts = [sorted(choose.upto(16) for _ in range(3)) for _ in range(2)]
@@ -206,6 +208,6 @@ def test_loses(work):
         fine = all(type(number) in (int, float) and number >= 0 for number in one) and abs(sum(one) - 1) < 1e-9
         require(fine, f"loses(): {one}", "probabilities, none below 0, that sum to 1", one)
     with_one, with_two = overlap(*got), product(*got)
-    require(with_one <= with_two - 0.05, f"loses(): {got}", "to agree less often with the same number, by 0.05",
+    require(with_one <= with_two - 0.05, f"loses(): {got}", "to agree less often with the same number, by at least 0.05",
             f"{with_one:.3f} with the same number, {with_two:.3f} with two",
-            "what if the likely token of both began, in one of them, where it ends in the other?")  # fmt: skip
+            "what if the token that is likely in both began, in one of them, where it ends in the other?")  # fmt: skip

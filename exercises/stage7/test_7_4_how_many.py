@@ -1,4 +1,4 @@
-"""The picture, stairs, guesses that never pay, and a simulation that counts."""
+"""The picture, costs that rise in steps, guesses that never pay, and a simulation that counts."""
 
 import random
 
@@ -6,7 +6,7 @@ from exercises.examples import Example, at_random
 from exercises.grading import OneOf, expect, require
 
 MACHINE = [0.0] + [max(10.0, 2.5 * rows) for rows in range(1, 17)]  # of the picture, in milliseconds
-FREE = [0.0] + [10.0] * 12  # a row more costs nothing
+FREE = [0.0] + [10.0] * 12  # another row costs nothing
 STAIRS = [0.0, 10.0, 19.0, 19.5, 20.0, 20.5, 21.0, 40.0, 41.0, 42.0]
 
 
@@ -22,10 +22,10 @@ def rate_mistakes(steps):
     right, guesses = sum(right for _, right in steps), sum(guesses for guesses, _ in steps)
     shares = [right / guesses for guesses, right in steps if guesses]
     found = {
-        "guesses behind a wrong one were not tried: they count neither as right nor as wrong": right / max(1, guesses),
+        "guesses after a wrong one were not tried: they count neither as right nor as wrong": right / max(1, guesses),
         "the first wrong guess was tried, too": 1.0 if right else 0.0,
-        "all tries together, not the mean of each step's share": sum(shares) / max(1, len(shares)),
-        "in a step whose guesses are all right, none is wrong": right / max(1, right + len(steps)),
+        "count all tries together; don't average the steps' shares": sum(shares) / max(1, len(shares)),
+        "if all guesses of a step are right, none is wrong": right / max(1, right + len(steps)),
     }
     return {said: answer for said, answer in found.items() if abs(answer - rate_of(steps)) > 1e-9}
 
@@ -72,17 +72,17 @@ def speed_mistakes(a, count, seconds, guess, requests):
         "a guess counts only if all before it are right: a, then a², and so on": [
             (1 + count * a) * before / after, (1 + a) * before / after],
         "a step gives one token even if no guess is right": [(tokens - 1) * before / after],
-        "with all guesses right there is one token more, behind the last": [tokens_of(a, count - 1) * before / after],
-        "the guesses themselves take time, one after the other": [
+        "with all guesses right there is one more token, after the last": [tokens_of(a, count - 1) * before / after],
+        "the guesses themselves take time, one after another": [
             tokens * before / (after - count * guess), tokens * before / (after - count * guess + guess)],
         "the draft model guesses for all requests at once": [tokens * before / (after + (requests - 1) * count * guess)],
-        "each request has its newest token's row, and one for each of its guesses": [
+        "each request has a row for its newest token and one for each of its guesses": [
             tokens * before / (row(seconds, rows) + count * guess)
             for rows in (1 + count, requests + count, requests * count, 1 + requests * count)],
-        "without guesses a step has a row for each request, and not only one": [tokens * seconds[1] / after],
-        "that is how long it takes: more is slower": [after / (tokens * before)],
-        "that is how many tokens a step gives: it also takes longer": [tokens],
-        "each gets so many tokens, and that is compared with one each": [requests * tokens * before / after],
+        "without guesses a step has one row per request, not only one row": [tokens * seconds[1] / after],
+        "that is the time it takes: more is slower": [after / (tokens * before)],
+        "that is how many tokens a step gives, but the step also takes longer": [tokens],
+        "each request gets that many tokens; compare with one token each": [requests * tokens * before / after],
     }  # fmt: skip
     right = speed_of(a, count, seconds, guess, requests)
     return {said: OneOf(one for one in answers if abs(one - right) > 1e-7) for said, answers in found.items()}
@@ -105,16 +105,16 @@ def test_speed(work):
 def test_speed_at_the_ends(work):
     """No guess, none right, all right."""
     for a, count, likely in (
-        (0.8, 0, "without guesses it is as fast as without guesses"),
+        (0.8, 0, "0 guesses are exactly as fast as none: 1"),
         (0.0, 3, "if none is right, each step gives the one token that it gives anyway"),
-        (1.0, 3, "if all are right, each step gives one token more than guesses"),
+        (1.0, 3, "if all are right, each step gives one more token than guesses"),
     ):
         got, right = work.speed(a, count, list(MACHINE), 1.0, 2), speed_of(a, count, MACHINE, 1.0, 2)
         expect(f"speed({a}, {count}, {MACHINE}, 1.0, 2)", got, right, tolerance=1e-9, likely=likely)
 
 
 def test_speed_is_what_is_counted(work):
-    """A thousand tokens of one request, by steps of four guesses; the seconds added up."""
+    """Many tokens of one request, in steps of four guesses, with their seconds added up."""
     rng, made, steps = random.Random(1), 0, 0
     while made < 100_000:
         right = 0
@@ -144,10 +144,10 @@ def best_mistakes(a, seconds, guess, requests):
     falls = next((count for count in range(len(speeds) - 1) if speeds[count + 1] < speeds[count]), len(speeds) - 1)
     found = {
         "if all counts are slower than none, the best count is 0": max(range(1, len(speeds)), key=speeds.__getitem__, default=0),
-        "of equal ones the least: it needs fewer rows": max(range(len(speeds)), key=lambda count: (speeds[count], count)),
-        "costs may rise in stairs: a count behind a slower one may be faster again": falls,
-        "the most tokens a step are not the most tokens a second": len(speeds) - 1,
-        "how many requests share the step counts: each brings its own guesses": best_of(a, seconds, guess, 1),
+        "of equally fast counts take the smallest: it needs fewer rows": max(range(len(speeds)), key=lambda count: (speeds[count], count)),
+        "costs may rise in steps: a larger count may be faster again than a slower one before it": falls,
+        "the most tokens per step are not the most tokens per second": len(speeds) - 1,
+        "the number of requests matters: each brings its own guesses": best_of(a, seconds, guess, 1),
         "the guesses themselves take time": best_of(a, seconds, 0.0, requests),
     }  # fmt: skip
     return {said: answer for said, answer in found.items() if answer != right}
@@ -184,7 +184,7 @@ def least_of(count, seconds, guess, requests):
 
 
 def test_break_even(work):
-    slower = "None says that it is slower even with all guesses right, and nothing else does"
+    slower = "return None only if it is slower even with all guesses right"
     for count, seconds, guess, requests in (
         (1, MACHINE, 1.0, 1),
         (3, MACHINE, 1.0, 1),
@@ -232,7 +232,7 @@ def test_many_rows(work):
 
 
 def test_any_machine(work):
-    """Costs that rise by chance, or not at all; and what follows from one answer for another."""
+    """Costs that rise at random, or not at all; and what one answer implies for another."""
 
     def check(choose):
         seconds = [0.0]
@@ -245,7 +245,7 @@ def test_any_machine(work):
         right = speed_of(a, count, seconds, guess, requests)
         example.look(f"work.speed({a}, {count}, {seconds}, {guess}, {requests})", right, tolerance=1e-9)
         speeds = sorted(speed_of(a, c, seconds, guess, requests) for c in counts_of(seconds, requests))
-        if len(speeds) == 1 or speeds[-1] - speeds[-2] > 1e-9:  # equal ones may be apart by a rounding
+        if len(speeds) == 1 or speeds[-1] - speeds[-2] > 1e-9:  # equally fast counts may differ by rounding
             example.look(f"work.best({a}, {seconds}, {guess}, {requests})", best_of(a, seconds, guess, requests))
         steps = [(g, min(g, choose.upto(6))) for g in choose.some(lambda: choose.upto(6), 5)]
         example.look(f"work.rate({steps})", rate_of(steps), tolerance=1e-9)

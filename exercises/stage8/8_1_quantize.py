@@ -1,4 +1,4 @@
-"""Exercise 8.1, quantize a matrix. The text is in 8_1_quantize.md beside this file."""
+"""Exercise 8.1, quantize a matrix. Instructions: 8_1_quantize.md."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Exercise 8.2, a linear layer in integers. The text is in 8_2_integer_linear.md beside this file."""
+"""Exercise 8.2, a linear layer in integers. Instructions: 8_2_integer_linear.md."""
 
 from collections.abc import Callable
 

@@ -1,8 +1,8 @@
-"""Exercise 8.3, where int8 loses. The text is in 8_3_where_it_loses.md beside this file."""
+"""Exercise 8.3, where int8 loses. Instructions: 8_3_where_it_loses.md."""
 
 
 def outlier() -> list[float]:
-    """Eight activations, seven of them of 0.5 to 1 with either sign, which all become 0."""
+    """Eight activations; seven of them have a magnitude of 0.5 to 1, and all seven become 0."""
     raise NotImplementedError
 
 
@@ -17,5 +17,5 @@ def gain(rows: int, weights: float, bandwidth: float, products: tuple[float, flo
 
 
 def loses_from(weights: float, bandwidth: float, products: tuple[float, float], rest: float, most: int) -> int | None:
-    """The least number of rows with which int8 is slower, up to `most`; None if it never is."""
+    """The smallest number of rows, up to `most`, with which int8 is slower; None if it never is."""
     raise NotImplementedError

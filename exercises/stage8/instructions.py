@@ -1,5 +1,5 @@
-"""Two instructions of x86 CPUs, as functions of tensors: what exercise 8.2 multiplies with. Each lane of a register is
-an entry of a tensor.
+"""Two x86 instructions as functions of tensors, which exercise 8.2 multiplies with. Each lane of a register is an entry
+of a tensor.
 
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VPDPBUSD and PMADDUBSW.
 """
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def vpdpbusd(sums: Tensor, unsigned: Tensor, signed: Tensor) -> Tensor:
-    """Four neighbouring products added to a sum of 32 bits. int32 [lanes], uint8 [lanes, 4], int8 [lanes, 4] ->
+    """Four neighboring products added to a 32-bit sum. int32 [lanes], uint8 [lanes, 4], int8 [lanes, 4] ->
     int32 [lanes]
 
     Raises:
@@ -20,7 +20,7 @@ def vpdpbusd(sums: Tensor, unsigned: Tensor, signed: Tensor) -> Tensor:
 
 
 def vpmaddubsw(unsigned: Tensor, signed: Tensor) -> Tensor:
-    """Two neighbouring products, added in 16 bits with saturation. uint8 [lanes, 2], int8 [lanes, 2] -> int16 [lanes]
+    """Two neighboring products, added in 16 bits with saturation. uint8 [lanes, 2], int8 [lanes, 2] -> int16 [lanes]
 
     Raises:
         ValueError: an operand has another type or shape.

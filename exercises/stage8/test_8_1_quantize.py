@@ -1,4 +1,4 @@
-"""Matrices whose scales are powers of two, so that every right way gives the same bits; outliers, zeros, groups."""
+"""Matrices whose scales are powers of two, so that every correct way gives the same bits; outliers, zeros, groups."""
 
 import torch
 
@@ -6,17 +6,17 @@ from exercises.examples import Example, at_random
 from exercises.grading import OneOf, expect, require
 from exercises.tiny import one_thread
 
-# In scales of 1/128, 2 and 1/4: no number is halfway between two integers.
+# With scales of 1/128, 2 and 1/4 no number is halfway between two integers.
 MATRIX = torch.tensor([
     [127 / 128, -64.25 / 128, 32.375 / 128, 0.25 / 128],
     [-254.0, 100.75, 3.25, -0.5],
     [7.84375, 0.65625, 31.75, -31.75],
 ])  # fmt: skip
-NO_GROUPS = "the integers of a group share a scale, and no others have it"
+NO_GROUPS = "the integers of a group share a scale, and only they have it"
 
 
 def rounded(weight, scales, how=torch.round):
-    """(integers, scales) with scales that can be spread over the matrix."""
+    """(integers, scales), the scales in a shape that broadcasts over the matrix."""
     return how(weight / scales).clamp(-128, 127).to(torch.int8), scales
 
 
@@ -36,7 +36,7 @@ def right(weight, group):
 
 
 def mistakes(weight, group):
-    """Of matrices without zeros for a group: what is said -> the answers that this mistake gives."""
+    """For matrices without groups of zeros: message -> the answers that this mistake gives."""
     out = len(weight)
     parts = weight.unflatten(-1, (-1, group))  # [out, in / group, group]
     largest = parts.abs().amax(-1)  # [out, in / group]
@@ -49,25 +49,25 @@ def mistakes(weight, group):
     span = (parts.amax(-1) - parts.amin(-1)) / 255
     signed = parts.amax(-1) / 127
     found = {
-        "the scale of one channel is not that of another: this is a scale for the whole matrix":
+        "each channel has its own scale: this is one scale for the whole matrix":
             OneOf([of(shared.expand(largest.shape)), (rounded(weight, shared)[0], shared), of(shared.expand(out, 1).expand(largest.shape))]),
-        "each output channel is a row; this is a scale for each input": OneOf([
+        "each output channel is a row; this is one scale per input": OneOf([
             rounded(weight, inputs), rounded(weight, inputs[None]), (rounded(weight, inputs)[0], inputs[:out, None])]),
-        "a scale for each group of a row, not one for the row": OneOf([
+        "one scale for each group of a row, not one for the row": OneOf([
             (rounded(weight, whole[:, None])[0], whole[:, None]), of(whole[:, None].expand(largest.shape))]),
-        "the inputs of a group are neighbours": (rounded(weight, striped.repeat(1, group))[0], striped),
-        "to the nearest integer: this cuts off what is behind the point": of(largest / 127, torch.trunc),
-        "to the nearest integer: this rounds down": of(largest / 127, torch.floor),
-        "to the nearest integer: this rounds up": of(largest / 127, torch.ceil),
-        "the largest number becomes 127, not 128, for which int8 has no room": OneOf([
+        "the inputs of a group are neighbors": (rounded(weight, striped.repeat(1, group))[0], striped),
+        "round to the nearest integer: this truncates": of(largest / 127, torch.trunc),
+        "round to the nearest integer: this rounds down": of(largest / 127, torch.floor),
+        "round to the nearest integer: this rounds up": of(largest / 127, torch.ceil),
+        "the largest number becomes 127, not 128, which does not fit into int8": OneOf([
             of(largest / 128), (up_to_128.to(torch.int32).to(torch.int8), largest / 128)]),
-        "symmetric: the scale is the largest number without its sign, not the span from the lowest to the highest": OneOf(
+        "symmetric: the scale comes from the largest absolute value, not from the span between lowest and highest": OneOf(
             [of(span), (torch.round(weight / spread(span)).to(torch.int32).to(torch.int8), span), (rounded(weight - spread(parts.amin(-1)), spread(span))[0], span)]),
-        "the largest without its sign: a negative number may be the one": OneOf([
+        "the largest absolute value: it may belong to a negative number": OneOf([
             of(signed), (torch.round(weight / spread(signed)).to(torch.int32).to(torch.int8), signed)]),
-        "a scale is what an integer of 1 stands for, not how many integers a 1 is": (of(largest / 127)[0], 127 / largest),
-        "no number is too large: the integers go up to 127": of(2 * largest / 127),
-        "the integers are right, and the scales are those of the largest number: divide them by 127": (of(largest / 127)[0], largest),
+        "a scale is the value of the integer 1, not the integer that stands for 1.0": (of(largest / 127)[0], 127 / largest),
+        "nothing needs clipping: the integers go up to 127": of(2 * largest / 127),
+        "the integers are right, but the scales are the largest numbers themselves: divide them by 127": (of(largest / 127)[0], largest),
     }  # fmt: skip
     expected = plain(right(weight, group))
     told = {said: answer for said, answer in found.items() if plain(answer) != expected}
@@ -101,7 +101,7 @@ def test_one_outlier(work):
     weight[0, 7], weight[1, 0] = 8128.0, 31.75  # scales of 64 and 1/4
     case = "quantize, group=64, two channels; the first has an outlier, 8128"
     integers, scales = work.quantize(weight, 64)
-    clipped = "nothing is clipped: the outlier itself becomes 127, and the scale is its own"
+    clipped = "nothing is clipped: the outlier itself becomes 127, and sets the scale"
     expect(
         f"{case}: integer and scale of the outlier",
         [int(integers[0, 7]), float(scales[0, 0])],
@@ -136,7 +136,7 @@ def test_tiny_weights(work):
     """2 to the power of -100: only a group of zeros has no scale."""
     tiny, group = 2.0**-100, 4
     integers, scales = work.quantize(MATRIX * tiny, group)
-    likely = "however small the numbers are, the scale is the largest of them divided by 127: only zeros have none"
+    likely = "however small the numbers are, the scale is the largest of them divided by 127: only zeros are special"
     case = (
         "quantize, group=4, weights of about 2 to the power of -100: integers, and scales times 2 to the power of 100"
     )
@@ -150,11 +150,11 @@ def test_dequantize(work):
         group = 4 // scales.shape[1]
         spread = scales.repeat_interleave(group, 1)
         case = f"dequantize({integers.tolist()}, {scales.tolist()})"
-        said = {"an integer of 1 stands for a scale: multiply": integers / spread,
+        said = {"the integer 1 stands for one scale: multiply": integers / spread,
                 "the first inputs have the first scale, and the next ones the second":
                     integers * scales.repeat(1, group),
-                "each group has a scale of its own, not that of the row's first group": integers * scales[:, :1],
-                "the product has no room in 8 bits: make floats of the integers first":
+                "each group has its own scale, not that of the row's first group": integers * scales[:, :1],
+                "the product does not fit into 8 bits: convert the integers to floats first":
                     (integers * spread.to(torch.int8)).float()}  # fmt: skip
         expected = integers * spread
         said = {what: answer for what, answer in said.items() if not torch.equal(answer, expected)}
@@ -162,7 +162,7 @@ def test_dequantize(work):
 
 
 def test_any_matrix(work):
-    """Small matrices, groups of powers of two in size, and of zeros."""
+    """Small matrices, with groups of power-of-two sizes and groups of zeros."""
 
     def check(choose):
         out, num, group = choose.between(1, 3), choose.between(1, 3), choose.between(1, 4)
@@ -191,7 +191,7 @@ def test_any_matrix(work):
 
 
 def test_a_layer(work):
-    """Numbers as training makes them, with outliers: no float comes back more than half a scale off."""
+    """Numbers like those of a trained model, with outliers: no float comes back more than half a scale off."""
     for out, in_, groups in ((300, 1200, (1200, 300, 24)), (2, 70_000, (70_000, 7))):
         weight = torch.randn(out, in_, generator=torch.Generator().manual_seed(0)) * 0.02
         weight[::7, 5] *= 300

@@ -1,5 +1,5 @@
-"""Layers whose scales are powers of two, so that every right way gives the same bits; and what the instructions were
-asked for, with operands that saturate."""
+"""Layers whose scales are powers of two, so that every correct way gives the same bits; and how the instructions were
+used, with operands that saturate."""
 
 import torch
 
@@ -8,14 +8,14 @@ from exercises.grading import OneOf, expect, require
 from exercises.stage8 import instructions
 from exercises.tiny import one_thread
 
-# In scales of 1/4 and 2 no number is halfway between two integers.
+# With scales of 1/4 and 2 no number is halfway between two integers.
 X = torch.tensor([[31.75, -4.0625, 0.1875, -25.0, 30.0, 12.0], [3.25, -254.0, -0.75, 100.75, 80.75, -20.0]])
 WEIGHT = torch.tensor(
     [[127, -127, 3, -100, 90, 64], [-5, 127, 127, -90, -127, 7], [1, -1, 100, 2, -9, 4]], dtype=torch.int8
 )
 SCALES = torch.tensor([0.5, 0.03125, 4.0])
 BIAS = torch.tensor([0.75, -100.0, 8.5])
-INSTRUCTION = "multiply by the instruction: the rest is a correction"
+INSTRUCTION = "let the instruction do the multiplying: the rest is a correction"
 
 
 # --- The layer --------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def wrapped(sums, dtype):
 
 
 def layer_mistakes(x, weight, scales, bias):
-    """What is said -> the result of this mistake, where it is another one."""
+    """Message -> the result of this mistake, where it differs."""
     integers, scale = integers_of(x)
     shared = x.double().abs().max() / 127
     signed = x.double().amax(-1, keepdim=True).clamp(min=1e-9) / 127
@@ -51,18 +51,18 @@ def layer_mistakes(x, weight, scales, bias):
     of = lambda integers, scale: sums_of(integers, weight) * scale * scales + add  # noqa: E731
     narrow = (integers[:, None] * weight.double()).long().to(torch.int8).sum(-1).double()
     found = {
-        "a row has a scale of its own: whatever shares the step must not change it": of((x.double() / shared).round(), shared),
-        "the scale is the largest of a row without its sign": OneOf([
+        "each row has its own scale: other rows in the step must not change it": of((x.double() / shared).round(), shared),
+        "the scale comes from the row's largest absolute value": OneOf([
             of((x / signed).round(), signed), of((x / signed).round().clamp(-127, 127), signed)]),
         "the largest of a row becomes 127": of(*integers_of(x, 128)),
-        "to the nearest integer: this cuts off what is behind the point": of(*integers_of(x, how=torch.trunc)),
-        "to the nearest integer: this rounds down": of(*integers_of(x, how=torch.floor)),
-        "activations are rounded, too: the sum is one of integers": of(*integers_of(x, how=lambda x: x)),
-        "a sum is multiplied by both scales, of its row and of its channel": OneOf(
+        "round to the nearest integer: this truncates": of(*integers_of(x, how=torch.trunc)),
+        "round to the nearest integer: this rounds down": of(*integers_of(x, how=torch.floor)),
+        "activations are rounded too: the sum is a sum of integers": of(*integers_of(x, how=lambda x: x)),
+        "multiply each sum by both scales, its row's and its channel's": OneOf(
             [sums + add, sums * scale + add, sums * scales + add]),
-        "the bias is no integer: it is added at the end, as it is": (sums + add) * both,
+        "the bias is not quantized: add it at the end, unchanged": (sums + add) * both,
         "the bias is missing": sums * both,
-        "the sums have no room in so few bits": OneOf([
+        "the sums don't fit into so few bits": OneOf([
             wrapped(sums, torch.int8) * both + add, wrapped(sums, torch.int16) * both + add, narrow * both + add]),
     }  # fmt: skip
     right = layer(x, weight, scales, bias)
@@ -86,12 +86,12 @@ def test_linear(work):
 
 def test_a_row_of_zeros(work):
     x = torch.cat([torch.zeros(1, 6), X])
-    likely = "a row of zeros has no largest number to divide by: its sums are 0, and the bias is left"
+    likely = "a row of zeros has no largest number to divide by: its sums are 0, and only the bias is left"
     check_layer(work, f"linear, x = {x.tolist()}, with a bias", x, WEIGHT, SCALES, BIAS, likely)
 
 
 def test_a_tiny_row(work):
-    """Activations of 2 to the power of -100, and weights whose scales bring the results back."""
+    """Activations of 2 to the power of -100, and weights whose scales bring the results back to normal."""
     likely = "however small a row is, its largest number becomes 127: only a row of zeros has no scale"
     tiny, right = 2.0**-100, layer(X, WEIGHT, SCALES, BIAS)
     got = work.linear(X * tiny, WEIGHT, SCALES / tiny, BIAS)
@@ -99,7 +99,7 @@ def test_a_tiny_row(work):
 
 
 def test_a_row_is_alone(work):
-    """The same bits in any company."""
+    """The same bits whatever else is in the batch."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 64, generator=generator) * torch.tensor([[1.0], [300.0], [0.01], [1.0], [5.0]])
     weight = torch.randint(-127, 128, (48, 64), generator=generator, dtype=torch.int8)
@@ -108,7 +108,7 @@ def test_a_row_is_alone(work):
     for r in range(5):
         alone = work.linear(x[r : r + 1], weight, scales, bias)
         same = torch.equal(alone[0], together[r])
-        likely = "a row has a scale of its own: whatever shares the step must not change it"
+        likely = "each row has its own scale: other rows in the step must not change it"
         require(same, f"linear, row {r} of five, alone and with the others", "the same bits", "other ones", likely)
 
 
@@ -124,7 +124,7 @@ def test_large_sums(work):
         right = layer(x, weight, torch.ones(1), None)
         got = work.linear(x, weight, torch.ones(1), None)
         expect(f"{case}: shape and type", (list(got.shape), str(got.dtype)), ([2, 1], "torch.float32"))
-        likely = "the sum is not exact: a float32 has no room for its digits"
+        likely = "the sum is not exact: a float32 can't hold all its digits"
         expect(case, got.tolist(), right.tolist(), likely=likely if float((got - right).abs().max()) < 1e5 else "")
 
 
@@ -132,7 +132,7 @@ def test_large_sums(work):
 
 
 class Used:
-    """An instruction that counts for how many lanes it was used."""
+    """An instruction that counts the lanes it was used for."""
 
     def __init__(self, instruction):
         self.instruction, self.lanes = instruction, 0
@@ -143,7 +143,7 @@ class Used:
 
 
 def off(instruction):
-    """The same instruction with something added to each lane: sums that are made of its results are off, too."""
+    """The same instruction with something added to each lane: sums made of its results are then off too."""
     generator = torch.Generator().manual_seed(0)
 
     def call(*operands):
@@ -160,7 +160,7 @@ def saturated(unsigned, signed):
 
 
 def mistakes(x, weight):
-    """What is said -> the sums of this mistake, where they are others."""
+    """Message -> the sums of this mistake, where they differ."""
     a, b = x.long(), weight.long()
     sums = a @ b.t()
     away, other = 128 * b.sum(-1), 128 * a.sum(-1)[:, None]
@@ -170,14 +170,14 @@ def mistakes(x, weight):
     if all(torch.equal(one, two) for one, two in zip(raw, clipped, strict=True)):
         clipped = []
     found = {
-        "vpmaddubsw saturates: 255 * 127 and its neighbour have no room in 16 bits, and nobody is told": pairs,
-        "vpmaddubsw saturates, and a shift has to be taken away": clipped,
-        "the products were shifted by 128 times a weight each: that has to be taken away again": raw,
-        "what has to be taken away is 128 times the sum of the other operand, the one that was not shifted": [
+        "vpmaddubsw saturates: 255 * 127 and its neighbor don't fit into 16 bits, and there is no error": pairs,
+        "vpmaddubsw saturates, and a shift has to be subtracted again": clipped,
+        "each product was shifted by 128 times a weight: subtract that again": raw,
+        "subtract 128 times the sum of the other operand, the one that was not shifted": [
             raw[0] - other, raw[1] - away, *(one - 128 * a.shape[1] for one in raw)],
         "an unsigned byte is never below 0: with the same bits, -1 is 255": [
             (a % 256) @ b.t(), a @ (b % 256).t(), (a % 256) @ b.t() - away, a @ (b % 256).t() - other],
-        "negative activations count, too": [a.clamp(min=0) @ b.t(), a.clamp(min=0) @ b.t() - away],
+        "negative activations count too": [a.clamp(min=0) @ b.t(), a.clamp(min=0) @ b.t() - away],
         "a negative activation has lost its sign": [a.abs() @ b.t(), a @ b.abs().t(), a.abs() @ b.abs().t()],
         "the pairs have 16 bits: widen them before they are added": [sums.to(torch.int16).long()],
     }  # fmt: skip
@@ -205,9 +205,9 @@ def check_sum(work, case, name, used, at_once, x, weight):
     require(used.lanes >= least, lanes, f"{least:,}, each of {at_once} products", used.lanes, INSTRUCTION)
     if used.lanes < 1000:
         changed = getattr(work, name)(x, weight, off(used.instruction)) != got
-        few = f"{case}: sums that change when each instruction gives a little more"
+        few = f"{case}: sums that change when each instruction returns a little more"
         require(2 * int(changed.sum()) >= changed.numel(), few, changed.numel(), int(changed.sum()), INSTRUCTION)
-    said = "two instructions for each pair are enough"
+    said = "two instructions per pair are enough"
     require(name == "by_fours" or used.lanes <= 2 * least, lanes, f"at most {2 * least:,}", used.lanes, said)
 
 
@@ -238,7 +238,7 @@ def test_pairs_that_saturate(work):
 
 
 def test_any_bytes(work):
-    """Small matrices with the largest bytes in them."""
+    """Small matrices that contain the largest bytes."""
 
     def check(choose):
         n, out, fours = choose.between(1, 3), choose.between(1, 3), choose.between(1, 3)
@@ -256,7 +256,7 @@ def test_any_bytes(work):
 
 
 def test_any_layer(work):
-    """Small layers; rows of zeros, and of scales that are powers of two."""
+    """Small layers; rows of zeros, and rows whose scales are powers of two."""
 
     def check(choose):
         in_, out, rows, scales, weight, bias = choose.between(1, 4), choose.between(1, 3), [], [], [], []

@@ -1,4 +1,4 @@
-"""What is found goes through stage 8's own rounding; what is computed is compared with the text's sentences."""
+"""Found numbers go through stage 8's own rounding; computed ones are compared with what the text says."""
 
 import math
 
@@ -13,7 +13,7 @@ WIDENS = (1e8, 2e10, (5e10, 4e10), 0.0)  # the picture's
 VNNI = (1e8, 2e10, (5e10, 2e11), 0.0)
 BUSY = (1e8, 2e10, (5e10, 4e10), 0.004)
 SLOW = (1e8, 2e10, (5e10, 1e9), 0.001)
-ODD = (1e8, 2e10, (5e10, 1.5e10), 0.001)  # with 5 rows each mistake gives another answer
+ODD = (1e8, 2e10, (5e10, 1.5e10), 0.001)  # with 5 rows each mistake gives a different answer
 NEVER_EVEN = (1e8, 1.9e10, (5e10, 4e10), 0.0)
 
 
@@ -34,7 +34,7 @@ def test_outlier(work):
     )
     integers, _ = quantize(torch.tensor(got, dtype=torch.float32))
     require(int((integers != 0).sum()) <= 1, f"outlier(): {got}, as stage 8 rounds them", "seven zeros", integers.tolist(),
-            "they become 0 if the largest is so large that half of its scale is more than 1")  # fmt: skip
+            "they become 0 if the largest is so large that half its scale is more than 1")  # fmt: skip
 
 
 def test_flips(work):
@@ -52,7 +52,7 @@ def test_flips(work):
     require(exact[0] - exact[1] >= 0.1 * abs(exact[0]) and exact[0] > exact[1], f"{case}, in floats", floats, exact)
     rounded = Int8Linear(weight)(x[None])[0].tolist()
     require(rounded[1] > rounded[0], f"{case}, in stage 8", "output 1 greater than output 0", rounded,
-            "what if output 0 had a large weight, which makes its scale large, and whose activation is 0?")  # fmt: skip
+            "what if output 0 had a large weight, which makes its scale large, multiplied by an activation of 0?")  # fmt: skip
 
 
 # --- What is computed -------------------------------------------------------------------------------------------------
@@ -67,21 +67,21 @@ def gain_of(rows, *machine, **how):
 
 
 def mistakes(rows, weights, bandwidth, products, rest):
-    """What is said -> what this mistake gives, where it is something else."""
+    """Message -> what this mistake gives, where it differs."""
     machine = weights, bandwidth, products, rest
     right = gain_of(rows, *machine)
     one = lambda size: max(size * weights / bandwidth, weights / products[size == 1]) + rows * rest  # noqa: E731
     each = lambda size: max(rows * size * weights / bandwidth, rows * weights / products[size == 1]) + rows * rest  # noqa: E731
     found = {
-        "reading and multiplying go on at the same time: the longer of the two counts": [
+        "reading and multiplying overlap: the longer of the two counts": [
             gain_of(rows, *machine, how=sum), gain_of(rows, *machine, how=min)],
         "every row is multiplied by all weights": [one(4) / one(1)],
-        "a step reads the weights once, for all of its rows": [each(4) / each(1)],
-        "the rest takes as long as before, for each row": [
+        "a step reads the weights once, for all its rows": [each(4) / each(1)],
+        "the rest takes the same time per row in both": [
             gain_of(rows, *machine[:3], 0.0), gain_of(rows, *machine[:3], rest / rows)],
-        "with many rows multiplying takes longer: then bytes no longer count": [4.0],
-        "that is how much slower it is: the quotient is upside down": [1 / right],
-        "products in int8 are not as fast as in float32: `products` is a pair": [
+        "with many rows multiplying takes longer: then bytes no longer matter": [4.0],
+        "that is how many times slower it is: the ratio is upside down": [1 / right],
+        "int8 and float32 products have different speeds: `products` is a pair": [
             gain_of(rows, *machine[:2], (products[0],) * 2, rest), gain_of(rows, *machine[:2], products[::-1], rest)],
     }  # fmt: skip
     return {said: OneOf(answer for answer in answers if abs(answer - right) > 1e-7) for said, answers in found.items()}
@@ -117,10 +117,10 @@ def test_loses_from(work):
         (even, 50),
     ):
         right, first = first_loss(machine, most), first_loss(machine, 1000)
-        said = {"up to `most` rows it never is: None": OneOf([first, most, most + 1, 0] if right is None else []),
+        said = {"it never is, up to `most` rows: return None": OneOf([first, most, most + 1, 0] if right is None else []),
                 "equally fast is not slower": next(
                     (rows for rows in range(1, most + 1) if gain_of(rows, *machine) <= 1), None),
-                "the least number of rows with which it is slower, not the most with which it is not": (right or 0) - 1}  # fmt: skip
+                "the smallest number of rows with which it is slower, not the largest with which it is not": (right or 0) - 1}  # fmt: skip
         said = {what: of for what, of in said.items() if of != right}
         expect(f"loses_from(*{machine}, {most})", work.loses_from(*machine, most), right, said)
 
