@@ -199,7 +199,7 @@ SAID = {
     "open": "requests that come after it was closed get a RuntimeError: otherwise the thread would never end",
     "closes at once": "requests that run when it is closed go on to their end",
     "aborts at close": "requests that run when it is closed go on to their end; they are not aborted",
-    "one error": "all requests of that step have failed: each caller gets the error",
+    "one error": "when a step fails, all its requests have failed: each caller gets the error",
     "zero": "0 is a token too",
 }
 
