@@ -12,7 +12,7 @@ to the request that is easiest to predict. The others would run slower, and end 
 import math
 import weakref
 
-from .drafters import Drafter
+from .drafters import Drafter, smoothed
 from .request import Request
 from .runner import Runner
 
@@ -22,6 +22,7 @@ PRIOR_RATE = 0.5  # the acceptance rate before anything was tried
 MIN_SPEEDUP = 1.03  # that drafts must promise, because the costs leave something out
 FEW_TRIES, NUM_PROBES = 8, 2  # one request gets 2 drafts until 8 have been tried, if good ones would pay
 GOOD_RATE = 0.9  # the acceptance rate of a good drafter
+FORGET = 200  # steps without drafts after which their measured costs hardly count
 
 
 class DraftPlanner:
@@ -38,6 +39,7 @@ class DraftPlanner:
 
     def __init__(self, drafter: Drafter, runner: Runner):
         self.drafter, self.runner, self.costs = drafter, runner, Costs(runner.time_steps(TIMED_SIZES))
+        self.first_draft_cost = drafter.draft_cost
         self.overall = Acceptance(100)
         self.by_request: weakref.WeakKeyDictionary[Request, Acceptance] = weakref.WeakKeyDictionary()
 
@@ -52,6 +54,8 @@ class DraftPlanner:
                 self.by_request[request].decay(100)
         if not counts:
             self.overall.decay(500)
+            load = self.costs.forget(num_tokens)
+            self.drafter.draft_cost += (self.first_draft_cost * load - self.drafter.draft_cost) / FORGET
             counts = self.probe(max_drafts, num_tokens)
         return {request: counts.get(request, 0) for request in max_drafts}
 
@@ -136,18 +140,29 @@ class Costs:
     they follow the load of the machine and the length of the contexts."""
 
     def __init__(self, measured: dict[int, float]):
-        self.measured, self._num_added = measured, 0
+        self.first, self.measured, self._num_added = dict(measured), measured, 0
         self.seconds = interpolate(measured, MAX_TOKENS)  # [0] is not used
 
     def add(self, num_tokens: int, seconds: float) -> None:
         """Correct the next larger of the measured sizes by a step."""
         if 0 < num_tokens <= max(self.measured):
             size = next(size for size in sorted(self.measured) if size >= num_tokens)
-            ratio = seconds / self.seconds[num_tokens]
-            self.measured[size] *= 1 + 0.1 * (min(max(ratio, 0.5), 2.0) - 1)  # an outlier must not count for much
+            self.measured[size] = smoothed(
+                self.measured[size], self.measured[size] * seconds / self.seconds[num_tokens]
+            )
             self._num_added += 1
             if self._num_added % 8 == 0:
                 self.seconds = interpolate(self.measured, MAX_TOKENS)
+
+    def forget(self, num_tokens: int) -> float:
+        """While steps have this size, and no drafts, larger ones are not measured. Let these return to what was timed
+        first, times the present load, so that one busy moment does not end all drafts. Returns the load: how many
+        times as long as at first a step of this size takes."""
+        size = next((size for size in sorted(self.measured) if size >= num_tokens), max(self.measured))
+        load = self.measured[size] / self.first[size] if self.first[size] else 1.0
+        for larger in (other for other in self.measured if other > size):
+            self.measured[larger] += (self.first[larger] * load - self.measured[larger]) / FORGET
+        return load
 
 
 def interpolate(measured: dict[int, float], max_size: int) -> list[float]:

@@ -34,6 +34,11 @@ class Drafter(Protocol):
         ...
 
 
+def smoothed(average: float, seconds: float) -> float:
+    """A running average of durations, with one more, of which an outlier must not count for much."""
+    return average * (1 + 0.1 * (min(max(seconds / average, 0.5), 2.0) - 1)) if average else seconds
+
+
 def pick_drafter(config: Any, device: torch.device, model_config: ModelConfig, max_model_len: int) -> Drafter | None:
     """The drafter of the option `speculate`. By default, prompt lookup on a CPU and none on CUDA."""
     name = config.speculate
@@ -122,7 +127,7 @@ class DraftModel:
             start, num_tokens = time.perf_counter(), sum(map(len, new.values()))
             next_tokens = self._next(new, drafts)
             if num_tokens <= 2 * len(new):  # 2 per request follow a step whose drafts were all accepted
-                self.draft_cost += 0.1 * (time.perf_counter() - start - self.draft_cost)
+                self.draft_cost = smoothed(self.draft_cost, time.perf_counter() - start)
             new = {}
             for request, token_id in next_tokens.items():
                 draft = drafts.setdefault(request, [])

@@ -454,6 +454,26 @@ def test_auto_weighs_what_a_row_costs(stage, small_checkpoint):
     assert counts.get(good, 0) > 4 > counts.get(bad, 0)
 
 
+def test_a_busy_moment_does_not_end_the_drafts(stage, small_checkpoint):
+    """What another program slowed down is measured no more once nothing is drafted: it is forgotten."""
+    speculator, (request,) = speculator_with(stage, small_checkpoint, FREE), requests_of(stage, 1)
+    planner = speculator.planner
+    planner.drafter, planner.first_draft_cost = SimpleNamespace(draft_cost=9.0), 0.02
+    planner.costs = costs = stage.part("draft_planner").Costs({1: 1.0, 2: 1.0, 8: 1.1, 32: 2.0})
+    planner.overall.add(90, 100)
+    for _ in range(100):
+        costs.add(8, 9.0)
+    assert planner.plan({request: 16}, 1) == {request: 0}
+    steps = 0
+    while not planner.plan({request: 16}, 1)[request]:
+        costs.add(1, 2.0)  # the machine is half as fast now
+        steps += 1
+        assert steps < 2000
+    assert steps > 100
+    assert costs.measured[1] == pytest.approx(2.0, rel=0.01)
+    assert costs.measured[32] == pytest.approx(4.0, rel=0.1)
+
+
 def test_auto_slows_nobody_down_for_others(stage, small_checkpoint):
     """Eight guesses for the first of six would give the most tokens in a second; but the other five would be slower."""
     costs = [0.0] + [1 + 0.08 * n for n in range(64)]
@@ -657,10 +677,10 @@ def test_the_draft_models_limits(stage, small_checkpoint, draft_checkpoint):
 def test_the_draft_models_clock(stage, small_checkpoint, monkeypatch):
     """Its cost follows the steps whose requests have at most two new tokens each, not those that read a prompt."""
     drafter = stage.LLM(small_checkpoint, device="cpu", speculate=small_checkpoint).engine.speculator.drafter
-    part, clock = stage.part("drafters"), [100.0]
+    part, clock, step = stage.part("drafters"), [100.0], [2.0]
 
     def next_tokens(new, _):
-        clock[0] += 2
+        clock[0] += step[0]
         return dict.fromkeys(new, 7)
 
     monkeypatch.setattr(part, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
@@ -677,6 +697,9 @@ def test_the_draft_models_clock(stage, small_checkpoint, monkeypatch):
             slot.tokens = request.token_ids[:seen]
         assert drafter.draft(counts) == {request: [7] * count for request, count in counts.items() if count}
         assert drafter.draft_cost == pytest.approx(cost)
+    step[0], drafter.draft_cost, drafter._slots[first].tokens = 500.0, 1.0, first.token_ids[:3]
+    drafter.draft({first: 1})
+    assert drafter.draft_cost == pytest.approx(1.1)  # one slow step says little
 
 
 @pytest.mark.covers("runner.py")
