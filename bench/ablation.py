@@ -12,6 +12,7 @@ together: each step is computed by every one of them, one after the other, in an
 """
 
 import argparse
+import functools
 import random
 import statistics
 import sys
@@ -71,37 +72,45 @@ def make_way(llm, cache=None) -> Callable:
 
 
 def make_contest(llm, make: Callable) -> Contest:
-    """All variants of an engine that has everything on; `make` makes engines like it, of stage 6 or 5."""
+    """All variants of an engine that has everything on; `make` makes engines like it, of this stage or another."""
     ways, kernels = {"": make_way(llm)}, FAST.part("kernels.c_kernel")
     for name in OPTIMIZATIONS:
         if name != "tiles" or kernels.has_kind("tiles_bfloat16"):  # weights of its own; keys and values are everybody's
-            ways[name] = make_way(make(FAST, disable=[name], num_blocks=1))
-    other = make(BEFORE, num_blocks=llm.engine.runner.num_blocks)
+            ways[name] = make_way(make(disable=[name], num_blocks=1))
+    other = make(stage=BEFORE, num_blocks=llm.engine.runner.num_blocks)
     ways["stage 5"] = make_way(other, cache=other.engine.runner.cache)
     return Contest(llm.engine.model_config, ways)
 
 
-def measure_steps(workload: str, dtype: str, repeat: int, model: str) -> dict[str, list[float]]:
-    """The seconds of all steps, by every variant."""
+def make_engine(workload: str, dtype: str, model: str, stage=FAST, **arguments):
+    """An engine that runs as many requests at once as the workload has."""
+    return stage.LLM(
+        model=model,
+        load_format="dummy",
+        device="cpu",
+        dtype=dtype,
+        max_num_seqs=workloads.SIZES[workload][1],
+        attention_backend="c",  # and no other, if it does not run here
+        **arguments,
+    )
 
-    def make(stage, **arguments):
-        return stage.LLM(
-            model=model,
-            load_format="dummy",
-            device="cpu",
-            dtype=dtype,
-            max_num_seqs=workloads.SIZES[workload][1],
-            attention_backend="c",  # and no other, if it does not run here
-            **arguments,
-        )
 
-    print(f"{workload} {dtype}", file=sys.stderr)
-    llm = make(FAST)
+def warm_up(llm, workload: str) -> tuple[list, list]:
+    """Two requests, since a process's first steps are slow. Returns the workload's prompts and parameters."""
     requests = workloads.make_workload(workload, vocab_size=llm.engine.model_config.vocab_size)
     prompts = [prompt for prompt, _ in requests]
     params = [FAST.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests]
+    llm.generate([prompt[::-1] for prompt in prompts[:2]], params[:2])
+    return prompts, params
+
+
+def measure_steps(workload: str, dtype: str, repeat: int, model: str) -> dict[str, list[float]]:
+    """The seconds of all steps, by every variant."""
+    print(f"{workload} {dtype}", file=sys.stderr)
+    make = functools.partial(make_engine, workload, dtype, model)
+    llm = make()
     llm.engine.runner.model = contest = make_contest(llm, make)
-    llm.generate([prompt[::-1] for prompt in prompts[:2]], params[:2])  # a process's first steps are slow
+    prompts, params = warm_up(llm, workload)
     rounds = []
     for _ in range(repeat):
         contest.clear()

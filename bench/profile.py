@@ -17,8 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from bench import workloads
-from bench.ablation import FAST, OPTIONS
+from bench.ablation import FAST, OPTIONS, make_engine, warm_up
 from bench.run import grid, script, source
 
 # The kernels' names -> what a reader calls them, in the order of the table.
@@ -98,18 +97,8 @@ def keep_last(w, width: int, step) -> tuple:
 
 def seconds_of(workload: str, dtype: str, model: str) -> dict[str, float]:
     """Seconds of each kind of kernel, and of the rest, while the engine serves the workload."""
-    llm = FAST.LLM(
-        model=model,
-        load_format="dummy",
-        device="cpu",
-        dtype=dtype,
-        max_num_seqs=workloads.SIZES[workload][1],
-        attention_backend="c",  # and no other, if it does not run here
-    )
-    requests = workloads.make_workload(workload, vocab_size=llm.engine.model_config.vocab_size)
-    prompts = [prompt for prompt, _ in requests]
-    params = [FAST.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests]
-    llm.generate([prompt[::-1] for prompt in prompts[:2]], params[:2])  # a process's first steps are slow
+    llm = make_engine(workload, dtype, model)
+    prompts, params = warm_up(llm, workload)
     clock = llm.engine.runner.model.library = Clock(llm.engine.runner.model.library)
     llm.engine.runner.sampler = clock.timed("sampler", llm.engine.runner.sampler)
     started = time.perf_counter()

@@ -245,7 +245,7 @@ def crowd(
 def packed(model: str = "gpt2", tokens: int = 16, read: int = 1 << 26) -> Outcome:
     """One request's decode steps with torch and with the packed kernels, against the time it takes to read the weights;
     and the time that packing took. `read` is how many float32s are read to measure the memory's bandwidth."""
-    from stage06_fast import LLM  # before torch, to shorten its threads' busy waiting
+    from stage06_fast import LLM, SamplingParams  # before torch, to shorten its threads' busy waiting
     from stage06_fast.fast_model import enabled, pick_model
     from stage06_fast.support.openmp import WAITS_BRIEFLY
 
@@ -254,11 +254,12 @@ def packed(model: str = "gpt2", tokens: int = 16, read: int = 1 << 26) -> Outcom
     runner, size = llm.engine.runner, model_bytes(llm)
     if runner.attention_backend != "c":
         raise ValueError("stage 6's kernels need a C compiler, and there is none; install gcc or clang and come back")
-    plain = decode_seconds(llm, tokens)
+    params = SamplingParams(temperature=0, max_tokens=1 + tokens, ignore_eos=True)
+    plain = decode_seconds(llm, params)
     started = time.perf_counter()
     runner.model = pick_model(runner.model, enabled(()))
     packing, runner.waits_briefly = time.perf_counter() - started, WAITS_BRIEFLY  # as the runner does with the kernels
-    fast = decode_seconds(llm, tokens)
+    fast = decode_seconds(llm, params)
     from bench.machine import read_bandwidth
 
     least = size / read_bandwidth(runner.device, read)
@@ -266,15 +267,13 @@ def packed(model: str = "gpt2", tokens: int = 16, read: int = 1 << 26) -> Outcom
     return Outcome([100 * least / fast, pays], why_packed(size, least, plain, fast, packing))
 
 
-def decode_seconds(llm: Any, tokens: int) -> float:
-    """The median decode step of one request, after as many steps to warm up."""
-    from stage06_fast import SamplingParams
-
-    params = SamplingParams(temperature=0, max_tokens=1 + tokens, ignore_eos=True)
-    llm.generate(prompts_of(1, 8), params)
+def decode_seconds(llm: Any, params: Any, count: int = 1) -> float:
+    """The median decode step of this many requests at once, after as many steps to warm up."""
+    llm.generate(prompts_of(count, 8), params)
     with trace(llm) as traced:
-        llm.generate(prompts_of(1, 8), params)
-    return statistics.median(step.seconds for step in traced.records if step.rows[0].phase == "decode")
+        llm.generate(prompts_of(count, 8), params)
+    steps = [step for step in traced.records if all(row.phase == "decode" for row in step.rows)]
+    return statistics.median(step.seconds for step in steps if len(step.rows) == count)
 
 
 def why_packed(size: int, least: float, plain: float, fast: float, packing: float) -> list[str]:
@@ -394,8 +393,9 @@ def own_numbers() -> Iterator[None]:
 
 def quartered(model: str = "gpt2", dtype: str = "float32", requests: int = 32, tokens: int = 16) -> Outcome:
     """Decode steps with the checkpoint's weights and with weights in int8: of one request, and of several."""
-    from stage08_int8 import LLM
+    from stage08_int8 import LLM, SamplingParams
 
+    params = SamplingParams(temperature=0, max_tokens=1 + tokens, ignore_eos=True)
     times: dict[tuple[int, str], float] = {}
     for count in (1, requests):
         for weights in ("as-is", "int8"):
@@ -403,7 +403,7 @@ def quartered(model: str = "gpt2", dtype: str = "float32", requests: int = 32, t
                       max_num_seqs=count, num_blocks=4 * count)  # fmt: skip
             if llm.engine.runner.attention_backend != "c":
                 raise ValueError("stage 8's kernels need a C compiler, and there is none; install gcc or clang")
-            times[count, weights] = step_seconds(llm, count, tokens)
+            times[count, weights] = decode_seconds(llm, params, count)
     config = llm.engine.model_config
     layers = config.n_layer * (4 * config.n_embd**2 + 2 * config.n_embd * config.n_inner)
     num = layers + config.vocab_size * config.n_embd
@@ -423,18 +423,6 @@ def quartered(model: str = "gpt2", dtype: str = "float32", requests: int = 32, t
             "make full use of that; a CPU without them has to widen the bytes first.",
         ],
     )
-
-
-def step_seconds(llm: Any, count: int, tokens: int) -> float:
-    """The median decode step of this many requests, after as many steps to warm up."""
-    from stage08_int8 import SamplingParams
-
-    params = SamplingParams(temperature=0, max_tokens=1 + tokens, ignore_eos=True)
-    llm.generate(prompts_of(count, 8), params)
-    with trace(llm) as traced:
-        llm.generate(prompts_of(count, 8), params)
-    steps = [step for step in traced.records if all(row.phase == "decode" for row in step.rows)]
-    return statistics.median(step.seconds for step in steps if len(step.rows) == count)
 
 
 def rounding(tokens: int = 200, model: str = "tinytales", dtype: str = "float32") -> Outcome:

@@ -186,6 +186,13 @@ def small_checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def draft_checkpoint(tmp_path_factory):
+    """Of the same vocabulary, with other weights, and a shorter context."""
+    sizes = dict(n_layer=1, n_head=2, n_embd=16, n_positions=40, vocab_size=211)
+    return str(write_checkpoint(tmp_path_factory.mktemp("draft"), seed=5, **sizes))
+
+
+@pytest.fixture(scope="session")
 def wide_checkpoint(tmp_path_factory):
     """A random checkpoint of GPT-2's width."""
     sizes = dict(n_layer=2, n_head=12, n_embd=768, n_positions=150, vocab_size=211)

@@ -170,25 +170,6 @@ def test_draws_are_of_what_is_allowed(stage):
     assert entry[13].rank > 1
 
 
-def test_a_processor_that_fails_fails_its_request_alone(stage):
-    def fails(prompt_token_ids, token_ids, logits):
-        if len(token_ids) == 2:
-            raise KeyError("mine")
-        return logits
-
-    llm, params = stage.engine(max_num_seqs=4), [stage.SamplingParams(temperature=0, max_tokens=4)] * 3
-    expected = llm.generate([PROMPT], params[0])[0].outputs
-    params[1] = stage.SamplingParams(temperature=0, max_tokens=4, logits_processors=[fails])
-    outputs = llm.generate([PROMPT] * 3, params)
-    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length"]
-    assert outputs[1].outputs[0].stop_reason == "KeyError: 'mine'"
-    assert outputs[0].outputs == outputs[2].outputs == expected
-    for wrong in (lambda prompt, output, logits: logits[1:], lambda prompt, output, logits: None):
-        (output,) = llm.generate([PROMPT], stage.SamplingParams(logits_processors=[wrong]))
-        assert "a logits processor must return logits" in output.outputs[0].stop_reason
-    assert llm.generate([PROMPT], params[0])[0].outputs == expected
-
-
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

@@ -13,7 +13,8 @@ from tests.adapter import STAGES
 from tests.test_serving import ask, read_events, serving
 
 PROMPT = "Once upon a time"
-pytestmark = pytest.mark.covers("engine.py", "sampler.py", "kernels/c_sampler.py", "request.py", "support/outputs.py")
+FILES = ("engine.py", "sampler.py", "kernels/c_sampler.py", "request.py", "support/outputs.py")
+pytestmark = pytest.mark.covers(*FILES, "support/logits_processors.py")
 SERVING = [stage for stage in STAGES if stage.number >= 4]
 
 
@@ -35,6 +36,7 @@ FAILURES = {
     "a processor raises at once": (dict(logits_processors=[fails_after(0)]), 0, "KeyError: 'mine'"),
     "a processor raises later": (dict(logits_processors=[fails_after(2)]), 2, "KeyError: 'mine'"),
     "a processor gives no logits": (dict(logits_processors=[lambda *_: None]), 0, "a logits processor must return"),
+    "or too few": (dict(logits_processors=[lambda *given: given[2][1:]]), 0, "a logits processor must return logits"),
     "a processor forbids all": (dict(logits_processors=[forbid_all]), 0, "no token can be sampled"),
     "and min_tokens with it": (dict(logits_processors=[forbid_all], min_tokens=2), 0, "no token can be sampled"),
     "with log-probabilities": (dict(logits_processors=[fails_after(1)], logprobs=2), 1, "KeyError: 'mine'"),

@@ -48,13 +48,6 @@ def odd(request, tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("odd"), **SIZES[request.param])
 
 
-@pytest.fixture(scope="module")
-def draft_checkpoint(tmp_path_factory):
-    """Of the same vocabulary as `small_checkpoint`, with other weights, and a shorter context."""
-    sizes = dict(n_layer=1, n_head=2, n_embd=16, n_positions=40, vocab_size=211)
-    return str(write_checkpoint(tmp_path_factory.mktemp("draft"), seed=5, **sizes))
-
-
 # --- Numbers -> integers --------------------------------------------------------------------------------------------
 
 ROWS = {

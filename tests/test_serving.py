@@ -904,17 +904,24 @@ TEMPLATES = [
 CONTINUED = ("o", "over the <|endoftext|>", "two spaces  ", " ")
 
 
-@pytest.mark.parametrize("text", TEMPLATES, ids=range(len(TEMPLATES)))
-def test_a_template_makes_what_transformers_makes(text):
+def beside_transformers(text):
+    """A template, and a function that compares the tokens of its prompt with those of transformers."""
     reference, made = GPT2Tokenizer.from_pretrained(TINYTALES), ChatTemplate(text, "it", special_tokens(TINYTALES))
     reference.chat_template, tokenizer = text, Stage(5).LLM(TINYTALES, load_format="dummy").get_tokenizer()
 
     def check(messages, tools=None, **fields):
-        ours = {"begins": fields.get("add_generation_prompt", False), "goes_on": "continue_final_message" in fields}
         expected = reference.apply_chat_template(messages, tools=tools, return_dict=False, **fields)
-        messages = [{k: v for k, v in m.items() if v is not None} for m in messages]  # as read_messages does
-        assert tokenizer.encode(made.prompt(messages, tools=tools, **ours)) == expected
+        kwargs = {name: value for name, value in fields.items() if name in made.optional}
+        ours = {"begins": "add_generation_prompt" in fields, "goes_on": "continue_final_message" in fields}
+        read = [{k: v for k, v in message.items() if v is not None} for message in messages]  # as read_messages does
+        assert tokenizer.encode(made.prompt(read, tools=tools, kwargs=kwargs, **ours)) == expected
 
+    return made, check
+
+
+@pytest.mark.parametrize("text", TEMPLATES, ids=range(len(TEMPLATES)))
+def test_a_template_makes_what_transformers_makes(text):
+    _, check = beside_transformers(text)
     check(TURNS)
     check(TURNS, add_generation_prompt=True)
     check(TURNS, tools=CALLS)
@@ -931,20 +938,14 @@ FIELD = sorted(Path(__file__).with_name("chat_templates").glob("*.jinja"))
 
 @pytest.mark.parametrize("path", FIELD, ids=lambda path: path.stem)
 def test_templates_of_the_field_make_what_transformers_makes(path):
-    text = path.read_text(encoding="utf-8")
-    reference, made = GPT2Tokenizer.from_pretrained(TINYTALES), ChatTemplate(text, path.stem, special_tokens(TINYTALES))
-    reference.chat_template, tokenizer = text, Stage(5).LLM(TINYTALES, load_format="dummy").get_tokenizer()
+    made, check = beside_transformers(path.read_text(encoding="utf-8"))
     system, user = {"role": "system", "content": "Tell "}, {"role": "user", "content": "<b> é"}
     bot, call = {"role": "assistant", "content": "Hi \n"}, {"role": "assistant", **ASKED_AND_CALLED[1]}
     chats = [[user], [system, user], [system, user, bot, user], [user, bot]]
     chats += [[user, call, user]] if made.shows_calls else []
     ways = [{}, {"add_generation_prompt": True}, {"continue_final_message": True}, {"enable_thinking": False}]
     for messages, tools, fields in itertools.product(chats, (None, CALLS), ways):
-        expected = reference.apply_chat_template(messages, tools=tools, return_dict=False, **fields)
-        kwargs = {name: value for name, value in fields.items() if name in made.optional}
-        ours = {"begins": "add_generation_prompt" in fields, "goes_on": "continue_final_message" in fields}
-        read = [{k: v for k, v in message.items() if v is not None} for message in messages]  # as read_messages does
-        assert tokenizer.encode(made.prompt(read, tools=tools, kwargs=kwargs, **ours)) == expected
+        check(messages, tools, **fields)
 
 
 def test_variables_that_a_request_gives_to_the_template(tales):

@@ -17,7 +17,7 @@ from stagewise import allowed_token_ids, logit_bias, sampling_params
 from stagewise.cli import main
 from stagewise.replay.state import states
 from stagewise.trace_file import Trace, check_step, lines_of
-from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
+from tests.adapter import STAGES, TINYTALES, random_prompts
 from tools.server import server
 
 pytestmark = pytest.mark.covers("speculator.py", "draft_planner.py", "drafters.py")
@@ -30,13 +30,6 @@ HAS_KERNELS = SIX.part("attention").pick_backend("auto", torch.device("cpu"), 64
 @pytest.fixture(params=SPECULATIVE, ids=str)
 def stage(request):
     return request.param
-
-
-@pytest.fixture(scope="module")
-def draft_checkpoint(tmp_path_factory):
-    """Of the same vocabulary as `small_checkpoint`, with other weights, and a shorter context."""
-    sizes = dict(n_layer=1, n_head=2, n_embd=16, n_positions=40, vocab_size=211)
-    return str(write_checkpoint(tmp_path_factory.mktemp("draft"), seed=5, **sizes))
 
 
 class Guesser:

@@ -44,13 +44,6 @@ def test_end_token(stage, story):
     assert story.text == stage.tokenizer().decode(story.token_ids)
 
 
-def test_the_last_token_that_is_wanted_ends_it(stage):
-    request = stage.make_request(stage.SamplingParams(max_tokens=3, ignore_eos=True), [1, 2])
-    for num_tokens in (1, 2, 3):
-        request.add(5)
-        assert request.finish_reason == ("length" if num_tokens == 3 else None)
-
-
 def test_ignore_eos(stage, story):
     length = len(story.token_ids) + 5
     longer = complete(stage, greedy(stage, max_tokens=length, ignore_eos=True))

@@ -302,10 +302,7 @@ def test_the_engine_rests_after_a_beam_search_not_in_it(stage, small_checkpoint)
     assert [bool(record.rows) for record in records] == [True] * 5 + [False]
 
 
-@pytest.mark.parametrize("stage", STAGES[3:], ids=str)
-def test_an_interrupted_step_is_told(stage, small_checkpoint, monkeypatch):
-    """All wait again, with the tokens that they had."""
-    llm = traced(stage.stepper(small_checkpoint))
+def interrupt_third_step(monkeypatch, llm):
     forward, calls = llm.engine.runner.forward, []
 
     def failing(batch):
@@ -315,6 +312,13 @@ def test_an_interrupted_step_is_told(stage, small_checkpoint, monkeypatch):
         return forward(batch)
 
     monkeypatch.setattr(llm.engine.runner, "forward", failing)
+
+
+@pytest.mark.parametrize("stage", STAGES[3:], ids=str)
+def test_an_interrupted_step_is_told(stage, small_checkpoint, monkeypatch):
+    """All wait again, with the tokens that they had."""
+    llm = traced(stage.stepper(small_checkpoint))
+    interrupt_third_step(monkeypatch, llm)
     llm.add_request("a", [1, 2, 3], stage.SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
     outputs = []
     while llm.has_unfinished_requests():
@@ -387,15 +391,7 @@ def test_who_is_aborted_last_is_told_though_no_step_comes(stage, small_checkpoin
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_an_interrupted_beam_search_is_gone(stage, small_checkpoint, monkeypatch):
     llm = stage.traced(small_checkpoint)
-    forward, calls = llm.engine.runner.forward, []
-
-    def failing(batch):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return forward(batch)
-
-    monkeypatch.setattr(llm.engine.runner, "forward", failing)
+    interrupt_third_step(monkeypatch, llm)
     with pytest.raises(KeyboardInterrupt):
         llm.beam_search([[1, 2, 3]], beam_width=2, max_tokens=6)
     llm.generate([[4, 5]], stage.SamplingParams(max_tokens=2, ignore_eos=True))

@@ -305,6 +305,31 @@ def check_batches(lab: Lab) -> None:
         expect(case, got, right, likely="the longest prompts first" if sort else "they run in the given order")
 
 
+# --- Schedulers of any kind -------------------------------------------------------------------------------------------
+
+
+def queued(lab: Lab, scheduler: Any, lengths: Sequence[int]) -> dict[Any, str]:
+    """Requests with prompts of these lengths, which wait in a scheduler, each with its name: A, B, C."""
+    names = {request(lab, range(1, length + 1)): name for length, name in zip(lengths, "ABC", strict=False)}
+    for one in names:
+        scheduler.add(one)
+    return names
+
+
+def scheduled(scheduler: Any, names: dict[Any, str]) -> list[tuple[str, int]]:
+    """The rows of a step: (name, tokens)."""
+    return [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+
+
+def stepped(scheduler: Any, names: dict[Any, str]) -> list[tuple[str, int]]:
+    """The same, and what the engine does then: tokens are computed, and who is ready gets one."""
+    rows = scheduler.schedule()
+    for one, count, ready in rows:
+        one.num_computed_tokens += count
+        one.output_token_ids += [11] * bool(ready)
+    return [(names[one], int(count)) for one, count, _ in rows]
+
+
 # --- 4. Slots ---------------------------------------------------------------------------------------------------------
 
 # Chapter 4, "Four steps by hand": two slots, six tokens a step. For each step: (request, tokens, whether it is ready).
@@ -385,16 +410,11 @@ def check_admission(lab: Lab) -> None:
         )
         with lab.case(case):
             scheduler = kind(3, 6, enable_chunked_prefill=not whole)
-            names = {request(lab, range(1, length + 1)): name for length, name in zip(lengths, "ABC", strict=False)}
-            for one in names:
-                scheduler.add(one)
-            rows = scheduler.schedule()
-        expect(case, [(names[one], int(count)) for one, count, _ in rows], right, likely=likely)
+            got = scheduled(scheduler, queued(lab, scheduler, lengths))
+        expect(case, got, right, likely=likely)
     case = "A runs, B waits for its slot"
     with lab.case(case):
-        scheduler, a, b = kind(1, 6), request(lab, PROMPTS[0]), request(lab, PROMPTS[1])
-        for one in (a, b):
-            scheduler.add(one)
+        a, b = names = queued(lab, scheduler := kind(1, 6), (4, 2))
         scheduler.schedule()
         times = [isinstance(one.first_scheduled_time, float) for one in (a, b)]
         first = a.first_scheduled_time
@@ -406,7 +426,7 @@ def check_admission(lab: Lab) -> None:
         left = [a.slot, a.rank, list(scheduler.free_slots)]
         a.num_computed_tokens = 0
         scheduler.add(a)
-        come = ["A" if one is a else "B" for one, *_ in scheduler.schedule()]
+        come = [name for name, _ in scheduled(scheduler, names)]
         scheduler.remove(b)
         scheduler.schedule()
         scheduler.check_integrity()
@@ -505,17 +525,8 @@ def check_block_schedule(lab: Lab) -> None:
     with lab.case(case):
         manager = manager_of(lab, 4, enable_prefix_caching=False)
         scheduler = part(lab, "scheduler", "Scheduler")(manager, 4, 16)
-        a, b = request(lab, range(1, 7)), request(lab, range(7, 11))
-        names = {a: "A", b: "B"}
-        for one in (a, b):
-            scheduler.add(one)
-        seen = []
-        for _ in range(5):
-            rows = scheduler.schedule()
-            seen.append([(names[one], int(count)) for one, count, _ in rows])
-            committed([(one, count, False) for one, count, _ in rows], None)
-            for one, _, ready in rows:
-                one.output_token_ids += [11] * bool(ready)
+        _, b = names = queued(lab, scheduler, (6, 4))
+        seen = [stepped(scheduler, names) for _ in range(5)]
     expected = [[("A", 6), ("B", 4)], [("A", 1), ("B", 1)], [("A", 1), ("B", 1)], [("A", 1)], [("A", 1)]]
     likely = "at A's ninth token no block is free: B, which came last, waits, and keeps its tokens"
     expect(f"{case}: rows of five steps", seen, expected, likely=likely)
@@ -525,13 +536,9 @@ def check_block_schedule(lab: Lab) -> None:
     with lab.case(case):
         manager = manager_of(lab, 2, enable_prefix_caching=False)
         scheduler = part(lab, "scheduler", "Scheduler")(manager, 4, 16)
-        names = {request(lab, range(1, 5)): "A", request(lab, range(5, 9)): "B"}
-        for one in names:
-            scheduler.add(one)
-        for one, count, _ in scheduler.schedule():
-            one.num_computed_tokens += count
-            one.output_token_ids.append(11)
-        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+        names = queued(lab, scheduler, (4, 4))
+        stepped(scheduler, names)
+        rows = scheduled(scheduler, names)
         manager.check_integrity()
     likely = "B gives its block to A, and needs none until it runs again"
     expect(f"{case}: rows of the second step", rows, [("A", 1)], likely=likely)
@@ -559,23 +566,18 @@ def check_block_admission(lab: Lab) -> None:
             manager = manager_of(lab, blocks, enable_prefix_caching=False)
             manager.watermark_blocks = reserve
             scheduler = kind(manager, 3, 6, enable_chunked_prefill=not whole)
-            names = {request(lab, range(1, length + 1)): name for length, name in zip(lengths, "ABC", strict=False)}
-            for one in names:
-                scheduler.add(one)
-            rows = scheduler.schedule()
-            times = [isinstance(one.first_scheduled_time, float) for one, *_ in rows]
-        expect(case, [(names[one], int(count)) for one, count, _ in rows], right, likely=likely)
+            names = queued(lab, scheduler, lengths)
+            rows = scheduled(scheduler, names)
+            admitted = [one for one in names if names[one] in dict(rows)]
+            times = [isinstance(one.first_scheduled_time, float) for one in admitted]
+        expect(case, rows, right, likely=likely)
         expect(case.replace("the rows", "whether first_scheduled_time is a time"), times, [True] * len(right))
     case = "prompts of 4, 8 and 2 tokens, 6 tokens a step"
     with lab.case(case):
         scheduler = kind(manager_of(lab, 9, enable_prefix_caching=False), 3, 6)
-        names = {request(lab, range(1, length + 1)): name for length, name in zip((4, 8, 2), "ABC", strict=True)}
-        for one in names:
-            scheduler.add(one)
-        for one, count, ready in scheduler.schedule():
-            one.num_computed_tokens += count
-            one.output_token_ids += [11] * bool(ready)
-        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+        names = queued(lab, scheduler, (4, 8, 2))
+        stepped(scheduler, names)
+        rows = scheduled(scheduler, names)
     likely = "A's token and five of B's fill the step"
     expect(f"{case}: rows of the second step", rows, [("A", 1), ("B", 5)], likely=likely)
     likely = "`schedule` adds one to `self.num_steps`, which the policies use"
@@ -587,21 +589,17 @@ def check_block_admission(lab: Lab) -> None:
         c.priority, names = 1, {a: "A", b: "B", c: "C"}
         for one in names:
             scheduler.add(one)
-        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+        rows = scheduled(scheduler, names)
     expect(case, rows, [("A", 4)], likely="C may not overtake B: `_may_overtake` says so")
     case = "A (4 tokens) and B (8) have all three blocks; A needs another, and C, which ranks before B, needs one"
     with lab.case(case):
         scheduler = kind(manager_of(lab, 3, enable_prefix_caching=False), 4, 16)
-        a, b, c = (request(lab, range(1, length + 1)) for length in (4, 8, 2))
-        names = {a: "A", b: "B", c: "C"}
-        for one in (a, b):
-            scheduler.add(one)
-        for one, count, _ in scheduler.schedule():
-            one.num_computed_tokens += count
-            one.output_token_ids.append(11)
-        c.rank = (a.rank[0], (a.rank[1] + b.rank[1]) / 2)
+        a, b = names = queued(lab, scheduler, (4, 8))
+        stepped(scheduler, names)
+        c = request(lab, PROMPTS[1])
+        c.rank, names[c] = (a.rank[0], (a.rank[1] + b.rank[1]) / 2), "C"
         scheduler.add(c)
-        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+        rows = scheduled(scheduler, names)
     likely = "B is preempted, and in such a step no request is admitted"
     expect(f"{case}: rows of the second step", rows, [("A", 1)], likely=likely)
     context = SIZES["n_positions"]
