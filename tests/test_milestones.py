@@ -185,6 +185,7 @@ MISTAKES = [
     Mistake("a key has a hash", 5, 6, "no hash of them", [("block_manager.py", "tuple(token_ids[start : start + self.block_size])", "(hash(tuple(token_ids[start : start + self.block_size])),)")]),
     Mistake("freed blocks are taken last", 5, 6, "in which nothing can be found are taken first", [("block_manager.py", "self._free.move_to_end(block, last=False)", "pass")]),
     Mistake("more completions than may run", 5, 6, "when one more may run", [("batch.py", "request.samplers[: 1 + num_free_seqs]", "request.samplers")]),
+    Mistake("steps without a count", 1, 1, "`self.stats.count` comes last", [("engine.py", "        self.stats.count(batch, [batch.request])\n", "")]),
     Mistake("multiplied by the temperature", 1, 1, "divided by the temperature", [("sampler.py", "(scores - best) / params.temperature", "(scores - best) * params.temperature")]),
     Mistake("a nucleus of what is likelier than average", 1, 1, "that hold at least p", [("sampler.py", "(1 - p) * total", "(1 + p) * total")]),
     Mistake("more than p", 1, 1, "the others are dropped", [("sampler.py", "(descending.cumsum(dim=-1) < p * total)", "(descending.cumsum(dim=-1) <= p * total)")]),

@@ -175,15 +175,19 @@ def check_one_end(lab: Lab) -> None:
 
 def check_one_commit(lab: Lab) -> None:
     """commit: the token to its request, which may end with it"""
-    of, engine = batch_of(lab), engine_of(lab)
+    of, engine, counters = batch_of(lab), engine_of(lab), ("num_forwards", "num_output_tokens", "num_requests")
     for most, reason in ((2, None), (1, "length")):
-        case = f"Engine.commit of token 42, max_tokens={most}"
+        case, before = f"Engine.commit of token 42, max_tokens={most}", lab.counted(engine, *counters)
         with lab.case(case):
             one = request(lab, PROMPTS[0], max_tokens=most)
             got = engine.commit(of(one, CPU), (42, None))
+        counts = [now - then for now, then in zip(lab.counted(engine, *counters), before, strict=True)]
         expect(f"{case}: output_token_ids", list(one.output_token_ids), [42])
         expect(f"{case}: finish_reason", one.finish_reason, reason)
         require(got == [one], f"{case}: what comes back", "the request, in a list", got, "those that got a token")
+        right = [1, 1, int(most == 1)]
+        said = "`self.stats.count` comes last: it counts what the step has made of its requests"
+        expect(f"{case}: steps, output tokens and requests that it counts", counts, right, likely=said)
 
 
 # --- 2. A batch -------------------------------------------------------------------------------------------------------
