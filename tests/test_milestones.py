@@ -188,6 +188,7 @@ MISTAKES = [
     Mistake("steps without a count", 1, 1, "`self.stats.count` comes last", [("engine.py", "        self.stats.count(batch, [batch.request])\n", "")]),
     Mistake("multiplied by the temperature", 1, 1, "divided by the temperature", [("sampler.py", "(scores - best) / params.temperature", "(scores - best) * params.temperature")]),
     Mistake("a nucleus of what is likelier than average", 1, 1, "that hold at least p", [("sampler.py", "(1 - p) * total", "(1 + p) * total")]),
+    Mistake("a token of weight 0 is drawn", 1, 1, "is never drawn", [("sampler.py", "right=True", "right=False")]),
     Mistake("more than p", 1, 1, "the others are dropped", [("sampler.py", "(descending.cumsum(dim=-1) < p * total)", "(descending.cumsum(dim=-1) <= p * total)")]),
     Mistake("an error that is lost", 1, 1, "and `sample` returns it", [("sampler.py", "        return error\n", "        return None\n")]),
     Mistake("the end token is never ignored", 1, 1, "a token like others", [("request.py", "if token_id in self.eos_token_ids and not self.params.ignore_eos:", "if token_id in self.eos_token_ids:")]),

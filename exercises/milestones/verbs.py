@@ -155,6 +155,11 @@ def check_one_draw(lab: Lab) -> None:
     require(
         kind, case, "a ValueError, returned", got, "`choose` raises it, and `sample` returns it: it ends one request"
     )
+    draw, weights = part(lab, "sampler", "draw"), torch.tensor([0, 1, 1], dtype=torch.float64)
+    with lab.case(case := "draw, weights 0 1 1, numbers 0 and 0.5: the tokens"):
+        got = [int(draw(weights, u)) for u in (0.0, 0.5)]
+    likely = "the first token at which the sum is greater than u times all of it; one of weight 0 is never drawn"
+    expect(case, got, [1, 2], likely=likely)
 
 
 def check_one_end(lab: Lab) -> None:
