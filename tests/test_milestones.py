@@ -189,6 +189,7 @@ MISTAKES = [
     Mistake("multiplied by the temperature", 1, 1, "divided by the temperature", [("sampler.py", "(scores - best) / params.temperature", "(scores - best) * params.temperature")]),
     Mistake("a nucleus of what is likelier than average", 1, 1, "that hold at least p", [("sampler.py", "(1 - p) * total", "(1 + p) * total")]),
     Mistake("a token of weight 0 is drawn", 1, 1, "is never drawn", [("sampler.py", "right=True", "right=False")]),
+    Mistake("a stop text that was allowed", 1, 1, "within the first min_tokens tokens", [("support/text.py", "old_length - len(stop) + 1)", "old_length - len(stop))")]),
     Mistake("more than p", 1, 1, "the others are dropped", [("sampler.py", "(descending.cumsum(dim=-1) < p * total)", "(descending.cumsum(dim=-1) <= p * total)")]),
     Mistake("an error that is lost", 1, 1, "and `sample` returns it", [("sampler.py", "        return error\n", "        return None\n")]),
     Mistake("the end token is never ignored", 1, 1, "a token like others", [("request.py", "if token_id in self.eos_token_ids and not self.params.ignore_eos:", "if token_id in self.eos_token_ids:")]),

@@ -176,6 +176,12 @@ def check_one_end(lab: Lab) -> None:
         one.add(one.tokenizer.encode("é")[0])
     likely = "what `self.text.flush` finds is the reason"
     expect(case, [one.finish_reason, one.stop_reason], ["stop", "\ufffd"], likely=likely)
+    with lab.case(case := "add, the tokens x, y and z, the stop text is xy, min_tokens=2: finish_reason"):
+        one = request(lab, PROMPTS[0], stop="xy", min_tokens=2)
+        for letter in "xyz":
+            one.add(one.tokenizer.encode(letter)[0])
+    likely = "it was complete within the first min_tokens tokens: only one that ends in the new text ends the output"
+    expect(case, str(one.finish_reason), "None", likely=likely)
 
 
 def check_one_commit(lab: Lab) -> None:
