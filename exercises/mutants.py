@@ -49,14 +49,17 @@ class Whole:
     grade: Callable[[Path], Grade]
 
     def mutants(self) -> list[Mutant]:
-        """All except those that hardly show; `where` begins with the file."""
-        made = [
-            mutant._replace(where=f"{name} {mutant.where}")
-            for name, names in self.to_write.items()
-            for mutant in in_python((self.solution / name).read_text(encoding="utf-8"))
-            if mutant.where in names and not hardly_shows(mutant)
-        ]
-        return numbered(made)
+        """All except those that hardly show, and those of what is told to a trace; `where` begins with the file."""
+        made, traced = [], set()
+        for name, names in self.to_write.items():
+            source = (self.solution / name).read_text(encoding="utf-8")
+            traced |= {(name, i) for i, line in enumerate(source.splitlines(), 1) if "self.emit(" in line}
+            made += [
+                mutant._replace(where=f"{name} {mutant.where}")
+                for mutant in in_python(source)
+                if mutant.where in names and not hardly_shows(mutant)
+            ]
+        return [mutant for mutant in numbered(made) if (mutant.where.split()[0], mutant.line) not in traced]
 
     def graded(self, mutant: Mutant) -> Grade:
         with tempfile.TemporaryDirectory() as folder:

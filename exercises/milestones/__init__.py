@@ -84,7 +84,7 @@ MILESTONES = [
             "runner.py": ("Runner.forward",),
             "model.py": ("GPT2.forward",),
         },
-        verbs=("check_rows_batch", "check_rows_forward"),
+        verbs=("check_rows_batch", "check_rows_forward", "check_run_order"),
     ),
     Milestone(
         3, "a cache", "cache", "stage03_kvcache", (60, 90),
@@ -95,7 +95,7 @@ MILESTONES = [
             "kv_cache.py": ("KVCache.update", "bytes_per_token"),
             "model.py": ("Attention.forward", "GPT2.forward"),
         },
-        verbs=("check_cache", "check_cache_batch", "check_batches"),
+        verbs=("check_cache", "check_cache_batch", "check_batches", "check_run_order"),
     ),
     Milestone(
         4, "slots", "slots", "stage04_continuous", (90, 120),

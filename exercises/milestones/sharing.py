@@ -4,6 +4,7 @@ from exercises.grading import expect, require
 
 from .blocks import BLOCK, num_blocks, paged
 from .lab import Lab, Missing, greedy, prompts_of, seeded
+from .slots import stepped
 
 WHOLE_PREFIX = (
     "a block was found by its own tokens alone, but keys and values depend on all tokens before them: a block's key "
@@ -151,3 +152,18 @@ def check_completions(lab: Lab) -> None:
     with lab.case(case):
         output = again.generate([prompt], lab.params(seeded(num, 5, n=3)))[0]
     expect(case, [list(one.token_ids) for one in output.outputs], completions)
+
+
+def check_waiting_completions(lab: Lab) -> None:
+    """completions that wait: no more run at once than may"""
+    if not lab.has("n", 2):
+        raise Missing("SamplingParams has no 'n'")
+    case, llm, num = "two prompts, n=2, 9 tokens each, max_num_seqs=3", stepped(lab, max_num_seqs=3), 9
+    with lab.case(case):
+        for name, prompt in zip("ab", prompts_of(10, 7, seed=11), strict=True):
+            llm.add_request(name, prompt, lab.params(seeded(num, 5, n=2)))
+        while llm.has_unfinished_requests():
+            llm.step()
+    (num_forwards,) = lab.counted(llm, "num_forwards")
+    least, likely = 2 * 2 * num // 3, "a completion joins when one more may run: `Batch.of` is told `num_free_seqs`"
+    require(num_forwards >= least, case, f"at least {least} forward passes", num_forwards, likely)

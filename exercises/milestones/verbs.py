@@ -159,6 +159,11 @@ def check_one_draw(lab: Lab) -> None:
         got,
         "`choose` raises the error, and `sample` returns it: it ends only this request",
     )
+    draw, weights = part(lab, "sampler", "draw"), torch.tensor([0, 1, 1], dtype=torch.float64)
+    with lab.case(case := "draw, weights 0 1 1, numbers 0 and 0.5: the tokens"):
+        got = [int(draw(weights, u)) for u in (0.0, 0.5)]
+    likely = "the first token at which the sum is greater than u times all of it; one of weight 0 is never drawn"
+    expect(case, got, [1, 2], likely=likely)
 
 
 def check_one_end(lab: Lab) -> None:
@@ -177,19 +182,29 @@ def check_one_end(lab: Lab) -> None:
         one.add(one.tokenizer.encode("é")[0])
     likely = "what `self.text.flush` finds is the reason"
     expect(case, [one.finish_reason, one.stop_reason], ["stop", "\ufffd"], likely=likely)
+    with lab.case(case := "add, the tokens x, y and z, the stop text is xy, min_tokens=2: finish_reason"):
+        one = request(lab, PROMPTS[0], stop="xy", min_tokens=2)
+        for letter in "xyz":
+            one.add(one.tokenizer.encode(letter)[0])
+    likely = "it was complete within the first min_tokens tokens: only one that ends in the new text ends the output"
+    expect(case, str(one.finish_reason), "None", likely=likely)
 
 
 def check_one_commit(lab: Lab) -> None:
     """commit: the token to its request, which may end with it"""
-    of, engine = batch_of(lab), engine_of(lab)
+    of, engine, counters = batch_of(lab), engine_of(lab), ("num_forwards", "num_output_tokens", "num_requests")
     for most, reason in ((2, None), (1, "length")):
-        case = f"Engine.commit of token 42, max_tokens={most}"
+        case, before = f"Engine.commit of token 42, max_tokens={most}", lab.counted(engine, *counters)
         with lab.case(case):
             one = request(lab, PROMPTS[0], max_tokens=most)
             got = engine.commit(of(one, CPU), (42, None))
+        counts = [now - then for now, then in zip(lab.counted(engine, *counters), before, strict=True)]
         expect(f"{case}: output_token_ids", list(one.output_token_ids), [42])
         expect(f"{case}: finish_reason", one.finish_reason, reason)
         require(got == [one], f"{case}: the result", "the request, in a list", got, "the requests that got a token")
+        right = [1, 1, int(most == 1)]
+        said = "`self.stats.count` comes last: it counts what the step has made of its requests"
+        expect(f"{case}: steps, output tokens and requests that it counts", counts, right, likely=said)
 
 
 # --- 2. A batch -------------------------------------------------------------------------------------------------------
@@ -224,6 +239,17 @@ def check_rows_forward(lab: Lab) -> None:
         known = {said: logits.tolist() for said, logits in network.mistakes_in_company(prompt, 9).items()}
         right = network.logits(prompt).tolist()
         expect(f"{case}: logits of the row with {len(prompt)} tokens", got[row].tolist(), right, known, tolerance=1e-3)
+
+
+def check_run_order(lab: Lab) -> None:
+    """run: the requests in their order, or the longest prompts first"""
+    for sort, right in ((False, ["A", "B"]), (True, ["B", "A"])):
+        case = f"run, A with 2 tokens and B with 4, one at a time, sort_by_length={sort}: which request gets a token"
+        with lab.case(case):
+            engine = engine_of(lab, max_num_seqs=1, sort_by_length=sort)
+            a, b = request(lab, PROMPTS[1], max_tokens=1), request(lab, PROMPTS[0], max_tokens=1)
+            got = ["A" if one is a else "B" for updated in engine.run(deque([a, b])) for one in updated]
+        expect(case, got, right, likely="the longest prompts first" if sort else "they run in the given order")
 
 
 # --- 3. A cache -------------------------------------------------------------------------------------------------------
@@ -279,7 +305,7 @@ def check_cache_batch(lab: Lab) -> None:
 
 
 def check_batches(lab: Lab) -> None:
-    """batches: as many as fit into the cache, in the given order or longest prompts first"""
+    """batches: as many as fit into the cache"""
     room, lengths = 88, (30, 20, 25, 8)
     engine = engine_of(lab, kv_cache_bytes=room * BYTES_PER_TOKEN, max_num_seqs=8)
     case = f"next_batch, prompts of {lengths} tokens, max_tokens=20, a cache of {room} tokens: prompts of each batch"
@@ -296,13 +322,6 @@ def check_batches(lab: Lab) -> None:
     expect(case, got, [2, 1], likely="a batch has at most `max_num_seqs` rows")
     with lab.case("check_fits, a prompt of 10 tokens and max_tokens=31, a cache of 40 tokens: all 40 are computed"):
         engine_of(lab, kv_cache_bytes=40 * BYTES_PER_TOKEN).check_fits(request(lab, range(10), max_tokens=31))
-    for sort, right in ((False, ["A", "B"]), (True, ["B", "A"])):
-        case = f"run, A with 2 tokens and B with 4, one at a time, sort_by_length={sort}: which request gets a token"
-        with lab.case(case):
-            engine = engine_of(lab, max_num_seqs=1, sort_by_length=sort)
-            a, b = request(lab, PROMPTS[1], max_tokens=1), request(lab, PROMPTS[0], max_tokens=1)
-            got = ["A" if one is a else "B" for updated in engine.run(deque([a, b])) for one in updated]
-        expect(case, got, right, likely="the longest prompts first" if sort else "they run in the given order")
 
 
 # --- Schedulers of any kind -------------------------------------------------------------------------------------------
@@ -510,6 +529,8 @@ def check_blocks(lab: Lab) -> None:
         expect(f"{case}: B has 4: the blocks of both", sorted(tables[0] + tables[1]), [0, 1, 2])
         b.output_token_ids.append(9)
         expect(f"{case}: B gets a fifth token: can_append, and no block is free", manager.can_append(b), False)
+        likely = "A's last block has room for its last token, so A needs no other"
+        expect(f"{case}: can_append for A, and no block is free", manager.can_append(a), True, likely=likely)
         manager.free(a)
         manager.append(b)
         manager.check_integrity()
@@ -532,16 +553,30 @@ def check_block_schedule(lab: Lab) -> None:
     expect(f"{case}: rows of five steps", seen, expected, likely=likely)
     kept = b.num_computed_tokens, len(b.output_token_ids)
     expect(f"{case}: B's computed tokens then, and its output", kept, (0, 3))
+    expect(f"{case}: num_preempted", scheduler.pop_preemptions(), 1, likely="B was preempted once")
     case = "two prompts of 4 tokens, two blocks of 4: both need another block in the same step"
     with lab.case(case):
         manager = manager_of(lab, 2, enable_prefix_caching=False)
         scheduler = part(lab, "scheduler", "Scheduler")(manager, 4, 16)
-        names = queued(lab, scheduler, (4, 4))
-        stepped(scheduler, names)
-        rows = scheduled(scheduler, names)
+        a, b = request(lab, range(1, 5)), request(lab, range(5, 9))
+        names = {a: "A", b: "B"}
+        for one in (a, b):
+            scheduler.add(one)
+        for one, count, _ in scheduler.schedule():
+            one.num_computed_tokens += count
+            one.output_token_ids.append(11)
+        first = b.first_scheduled_time
+        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
         manager.check_integrity()
+    expect(f"{case}: whether B had come", isinstance(first, float), True, likely="a block is free for each of them")
     likely = "B gives its block to A, and needs none until it runs again"
     expect(f"{case}: rows of the second step", rows, [("A", 1)], likely=likely)
+    with lab.case(f"{case}; A is removed, and B comes back"):
+        scheduler.remove(a)
+        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+    expect(f"{case}; A is removed: rows of the next step", rows, [("B", 5)], likely="B comes back, prompt and output")
+    same = b.first_scheduled_time == first
+    require(same, f"{case}; B comes back: first_scheduled_time", "the first", "a later one", "it stays as it was")
 
 
 def check_block_admission(lab: Lab) -> None:
@@ -558,6 +593,7 @@ def check_block_admission(lab: Lab) -> None:
             "B's prompt must come whole, only two tokens of the step are left, and C comes after B",
         ),
         ((4, 2), 9, 0, True, [("A", 4), ("B", 2)], "B's prompt fits into what is left of the step"),
+        ((4, 2), 2, 0, False, [("A", 4), ("B", 2)], "the other block is free, and B overtakes nobody"),
         ((4, 2), 2, 1, False, [("A", 4)], "one block is free, which is the reserve for running requests"),
         ((5,), 2, 1, False, [("A", 5)], "no request runs, so no reserve is needed"),
     ):
@@ -572,14 +608,22 @@ def check_block_admission(lab: Lab) -> None:
             times = [isinstance(one.first_scheduled_time, float) for one in admitted]
         expect(case, rows, right, likely=likely)
         expect(case.replace("the rows", "whether first_scheduled_time is a time"), times, [True] * len(right))
-    case = "prompts of 4, 8 and 2 tokens, 6 tokens a step"
-    with lab.case(case):
-        scheduler = kind(manager_of(lab, 9, enable_prefix_caching=False), 3, 6)
-        names = queued(lab, scheduler, (4, 8, 2))
-        stepped(scheduler, names)
-        rows = scheduled(scheduler, names)
-    likely = "A's token and five of B's fill the step"
-    expect(f"{case}: rows of the second step", rows, [("A", 1), ("B", 5)], likely=likely)
+    for lengths, right, likely in (
+        ((4, 8, 2), [("A", 1), ("B", 5)], "A's token comes first; five of B's are what the step has left"),
+        ((4, 4, 2), [("A", 1), ("B", 2), ("C", 2)], "A's token comes first, then the two that B has left"),
+    ):
+        case = f"prompts of {lengths} tokens, 6 tokens a step"
+        with lab.case(case):
+            scheduler = kind(manager_of(lab, 9, enable_prefix_caching=False), 3, 6)
+            names = {request(lab, range(1, length + 1)): name for length, name in zip(lengths, "ABC", strict=True)}
+            for one in names:
+                scheduler.add(one)
+            for one, count, ready in scheduler.schedule():
+                one.num_computed_tokens += count
+                one.output_token_ids += [11] * bool(ready)
+            scheduler.running.reverse()  # B, then A: further completions of a prompt, too, join behind others
+            rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+        expect(f"{case}, B before A in `running`: rows of the second step", rows, right, likely=likely)
     likely = "`schedule` adds one to `self.num_steps`, which the policies use"
     expect(f"{case}: num_steps after it", scheduler.num_steps, 2, likely=likely)
     case = "A (4 tokens) runs in three blocks of 4, B (12) needs all, and C (2) has another priority: the rows"
@@ -591,6 +635,30 @@ def check_block_admission(lab: Lab) -> None:
             scheduler.add(one)
         rows = scheduled(scheduler, names)
     expect(case, rows, [("A", 4)], likely="C may not overtake B: `_may_overtake` says so")
+    case = "A (4 tokens) runs in four blocks of 4, B (16) needs all, and C (12) the three that are free: the rows"
+    with lab.case(case):
+        scheduler = kind(manager_of(lab, 4, enable_prefix_caching=False), 3, 32)
+        names = {request(lab, range(1, length + 1)): name for length, name in zip((4, 16, 12), "ABC", strict=True)}
+        for one in names:
+            scheduler.add(one)
+        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+    likely = "whoever overtakes leaves a free block for each that runs; C would leave none for A"
+    expect(case, rows, [("A", 4)], likely=likely)
+    case = "policy fcfs, A (3 tokens) and B (6) have all three blocks, and C, which ranks before B, needs one"
+    with lab.case(case):
+        scheduler = kind(manager_of(lab, 3, enable_prefix_caching=False), 4, 16)
+        a, b, c = (request(lab, range(1, length + 1)) for length in (3, 6, 2))
+        names = {a: "A", b: "B", c: "C"}
+        for one in (a, b):
+            scheduler.add(one)
+        for one, count, _ in scheduler.schedule():
+            one.num_computed_tokens += count
+            one.output_token_ids.append(11)
+        c.rank = (a.rank[0], (a.rank[1] + b.rank[1]) / 2)
+        scheduler.add(c)
+        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+    likely = "only the policy `fair` preempts for a request that waits"
+    expect(f"{case}: rows of the second step", rows, [("A", 1), ("B", 1)], likely=likely)
     case = "A (4 tokens) and B (8) have all three blocks; A needs another, and C, which ranks before B, needs one"
     with lab.case(case):
         scheduler = kind(manager_of(lab, 3, enable_prefix_caching=False), 4, 16)
@@ -608,6 +676,8 @@ def check_block_admission(lab: Lab) -> None:
         lambda: engine_of(lab).check_fits(request(lab, [1] * context)),
         str(context),
     )
+    with lab.case(f"check_fits, a prompt of {context - 1} tokens, max_tokens=9, a context of {context}"):
+        engine_of(lab).check_fits(request(lab, [1] * (context - 1)))
     with lab.case("check_fits, a request with a priority, policy fcfs"):
         urgent = request(lab, PROMPTS[0])
         urgent.priority = 1
@@ -709,6 +779,16 @@ def check_found(lab: Lab) -> None:
     likely = "a key must stand for its whole prefix: include the last of `prefix_ids`"
     expect(f"{case}: its blocks", blocks[2], blocks[1], {likely: [*blocks[1][:2], blocks[0][2]]})
     expect(f"{case}: found for 65537 2 3 4 5", other, 0, likely="tokens are compared whole: 65537 is not 1")
+    for one, same, what in (
+        ([0, 2, 3, 4], [2**61 - 1, 2, 3, 4], "`hash` in Python"),
+        ([65, 98, 17, 27], [23, 10, 93, 2], "CRC-32 of the tuple as text"),
+    ):
+        with lab.case(case := f"blocks of 4; A has {one}; found for {same} and one more"):
+            manager, a = manager_of(lab, 20), request(lab, one)
+            manager.allocate(a)
+            manager.cache_full_blocks(a, 4)
+            found = manager.allocate(request(lab, [*same, 5]))
+        expect(case, found, 0, likely=f"both have the same {what}: a key has the tokens, and no hash of them")
     with lab.case(case := "blocks of 16; A has 0 to 15; found for a prompt of 17 that differs in its tenth token"):
         manager = part(lab, "block_manager", "BlockManager")(4, 16, watermark=0)
         a = request(lab, range(16))
@@ -728,17 +808,18 @@ def check_found(lab: Lab) -> None:
         found, blocks = manager.allocate(c), [list(manager.block_table(one)[:2]) for one in (a, c)]
     likely = "B's blocks are duplicates: the one entered first stays"
     expect(f"{case}: found for these and one more, and its blocks", (found, blocks[1]), (8, blocks[0]), likely=likely)
-    case = "five blocks; A had two that are entered, and B one that is not; C takes two free ones"
+    case = "five blocks; A had two that are entered, and B one that is not; C takes three and leaves"
     with lab.case(case):
         manager = manager_of(lab, 5)
-        a, b, c = request(lab, range(1, 9)), request(lab, [50, 51]), request(lab, range(60, 66))
+        a, b, c = request(lab, range(1, 9)), request(lab, [50, 51]), request(lab, range(60, 72))
         for one in (a, b):
             manager.allocate(one)
         manager.cache_full_blocks(a, 8)
         for one in (a, b):
             manager.free(one)
         manager.allocate(c)
-        found = manager.allocate(request(lab, range(1, 10))) if manager.num_free == 3 else -1
+        manager.free(c)
+        found = manager.allocate(request(lab, range(1, 10)))
     likely = "free blocks that are not in the cache are taken first"
     expect(f"{case}: found for A's tokens", found, 8, likely=likely)
     case = "A has 10 tokens and is forked; then A gets 9 9 and the fork 8 8, and both are entered"
@@ -1010,6 +1091,10 @@ def check_quantize(lab: Lab) -> None:
             "a scale is the value of the integer 1": 1 / scales,
         }
         expect(f"{case}: scales", scale, scales, said)
+    with lab.case(case := f"quantize, a row in bfloat16: {FLOATS[:1].tolist()}"):
+        integers, scale = quantize(FLOATS[:1].bfloat16())
+    expect(f"{case}: integers", integers, torch.tensor(WHOLE[:1], dtype=torch.int8))
+    expect(f"{case}: scales", scale, torch.tensor([[0.25]]), likely="what is computed of a row is in float32")
     case = "quantize, a row of zeros and another"
     with lab.case(case):
         integers, scale = quantize(torch.stack([torch.zeros(4), FLOATS[0]]))
