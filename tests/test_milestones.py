@@ -107,7 +107,7 @@ MISTAKES = [
     Mistake("no position ids in a batch", 2, 2, "count it: a row's own first token has position 0", [("model.py", "(columns - num_padding[:, None])", "(columns - 0 * num_padding[:, None])")]),
     Mistake("one random generator for all rows", 2, 2, "rows share one random generator", [("sampler.py", "uniform(request.seed, len(request.output_token_ids))", "__import__('random').random()")]),
     Mistake("ended rows are not counted", 2, 2, "padding is what goes through the model for nothing", [("batch.py", "return self.token_ids.numel() - self.num_tokens", "return int(self.num_padding.sum())")]),
-    Mistake("batches in the order of the prompts", 2, 2, "sort them by length", [("engine.py", "if self.config.sort_by_length", "if False")]),
+    Mistake("batches in the order of the prompts", 2, 2, "the longest prompts first", [("engine.py", "if self.config.sort_by_length", "if False")]),
     Mistake("results in the order of the lengths", 2, 2, "the right results in another order", [("llm.py", "[RequestOutput.of(request) for request in requests]", "[RequestOutput.of(r) for r in sorted(requests, key=lambda r: len(r.prompt_token_ids))]")]),
     Mistake("everything is computed again", 2, 3, "you computed 459 tokens where 96 suffice", []),
     Mistake("decodes count the padding", 3, 3, "the first decode is wrong", [("model.py", "positions = (new - num_padding[:, None])", "positions = (new - num_padding[:, None] * (cache.length == 0))")]),
