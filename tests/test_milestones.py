@@ -120,7 +120,7 @@ MISTAKES = [
     Mistake("a hash is trusted", 5, 6, "must stand for its whole prefix", [("block_manager.py", "tuple(token_ids[start : start + self.block_size]))", "(sum(token_ids[start : start + self.block_size]),))")]),
     Mistake("what is taken can still be found", 5, 6, "evict a block's entry when the block is taken", [("block_manager.py", "            self._evict(block)\n", "")]),
     Mistake("shared blocks are written", 5, 6, "the first to write takes a copy", [("block_manager.py", " or self.ref_counts[blocks[-1]] > 1", "")]),
-    Mistake("guesses are committed unverified", 7, 7, "the first one that differs is replaced", [("engine.py", "            news += self.commit(", UNVERIFIED)]),
+    Mistake("guesses are committed unverified", 7, 7, "guess that differs is replaced", [("engine.py", "            news += self.commit(", UNVERIFIED)]),
     Mistake("the row behind a refused guess is read", 7, 7, "the rows after a refused guess saw a wrong token", [("batch.py", " and request.output_token_ids[-1] == draft[0]", "")]),
     Mistake("refused guesses count as computed", 7, 7, "likely:", [("speculator.py", "            if not request.finished:\n", "            request.num_computed_tokens += len(drafts[request]) - accepted[request]\n            if not request.finished:\n")]),
     Mistake("right guesses are computed again", 7, 7, "it counts as computed", [("batch.py", "Row(request, 1, ready=True)", "Row(request, 0, ready=True)")]),
@@ -128,9 +128,9 @@ MISTAKES = [
     Mistake("guesses beyond max_tokens", 7, 7, "don't guess past the end", [("speculator.py", "min(request.max_tokens - len(request.output_token_ids) - 1, MAX_DRAFTS)", "MAX_DRAFTS")]),
     Mistake("a guess counts behind the end", 7, 7, "nothing follows a token that ends the output", [("batch.py", " and not request.finished", "")]),
     Mistake("guesses take blocks that are not free", 7, 7, "dictionary is empty", [("block_manager.py", " and self.num_free > self.watermark_blocks:\n            blocks.append", ":\n            blocks.append")]),
-    Mistake("scales in the type of the row", 8, 8, "float32 is wanted", [("quantize.py", "    x = x.float()\n    scale", "    scale")]),
+    Mistake("scales in the type of the row", 8, 8, "it should be torch.float32", [("quantize.py", "    x = x.float()\n    scale", "    scale")]),
     Mistake("one scale for all rows", 8, 8, "one scale for all rows; each row has its own", [("quantize.py", "x.abs().amax(dim=-1, keepdim=True) / LARGEST", "x.abs().amax().expand(*x.shape[:-1], 1) / LARGEST")]),
-    Mistake("a scale for each column", 8, 8, "a scale for each column", [("quantize.py", "x.abs().amax(dim=-1, keepdim=True)", "x.abs().amax(dim=-2, keepdim=True)")]),
+    Mistake("a scale for each column", 8, 8, "this is a scale per column", [("quantize.py", "x.abs().amax(dim=-1, keepdim=True)", "x.abs().amax(dim=-2, keepdim=True)")]),
     Mistake("integers are cut off", 8, 8, "this truncates", [("quantize.py", ".round()", "")]),
     Mistake("the largest becomes 128", 8, 8, "becomes 127 or -127", [("quantize.py", "LARGEST = 127", "LARGEST = 128"), ("quantize.py", ".round()", ".round().clamp(-128, 127)")]),
     Mistake("a row of zeros is NaN", 8, 8, "a row of zeros", [("quantize.py", "torch.where(scale > 0, 1 / scale, 0)", "1 / scale"), ("quantize.py", ".to(torch.int8), scale", ".to(torch.int8), scale * per_unit / per_unit")]),
@@ -183,7 +183,7 @@ MISTAKES = [
     Mistake("in the order of admission", 5, 5, "A's token comes first", [("scheduler.py", "in sorted(self.running, key=lambda request: request.num_new_tokens > 1):", "in self.running:")]),
     Mistake("first scheduled when it comes back", 5, 5, "it stays as it was", [("scheduler.py", "if request.first_scheduled_time is None:", "if True:")]),
     Mistake("a key has a hash", 5, 6, "not a hash of them", [("block_manager.py", "tuple(token_ids[start : start + self.block_size])", "(hash(tuple(token_ids[start : start + self.block_size])),)")]),
-    Mistake("freed blocks are taken last", 5, 6, "in which nothing can be found are taken first", [("block_manager.py", "self._free.move_to_end(block, last=False)", "pass")]),
+    Mistake("freed blocks are taken last", 5, 6, "that are not in the cache are taken first", [("block_manager.py", "self._free.move_to_end(block, last=False)", "pass")]),
     Mistake("more completions than may run", 5, 6, "until more may run", [("batch.py", "request.samplers[: 1 + num_free_seqs]", "request.samplers")]),
     Mistake("steps without a count", 1, 1, "after the token is added", [("engine.py", "        self.stats.count(batch, [batch.request])\n", "")]),
     Mistake("multiplied by the temperature", 1, 1, "divided by the temperature", [("sampler.py", "(scores - best) / params.temperature", "(scores - best) * params.temperature")]),
@@ -457,7 +457,7 @@ def test_nobodys_work_is_overwritten(tmp_path, capsys):
     assert cli.main(command) == 2
     err = capsys.readouterr().err
     assert err == (
-        f"exercises: {mine}/ has work of yours (engine.py); `start 2 --aside` moves it to mine-1/ and goes on from there\n"
+        f"exercises: {mine}/ contains your work (engine.py); `start 2 --aside` moves it to mine-1/ and goes on from there\n"
     )
     assert contents(mine) == before
     assert cli.main([*command, "--aside"]) == 0
@@ -471,7 +471,7 @@ def test_nobodys_work_is_overwritten(tmp_path, capsys):
 
 def test_a_directory_that_start_has_not_made_is_somebodys_work(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"has work of yours \(notes.txt\)"):
+    with pytest.raises(ValueError, match=r"contains your work \(notes.txt\)"):
         skeletons.start(1, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file"):
@@ -491,9 +491,9 @@ def test_what_needs_no_change_stays_the_learners(tmp_path):
     assert (mine / "helpers.py").read_text() == "# of mine\n"
     assert "raise NotImplementedError" in (mine / "model.py").read_text()
     assert (tmp_path / "mine-1" / "model.py").read_text() == "# a model of mine\n"
-    assert "Still yours, as it was: helpers.py, sampler.py" in said
+    assert "Carried over from your work: helpers.py, sampler.py" in said
     (mine / "kv_cache.py").write_text("# again\n")
-    assert "Still yours, as it was: helpers.py, sampler.py" in skeletons.start(4, mine, aside=True)
+    assert "Carried over from your work: helpers.py, sampler.py" in skeletons.start(4, mine, aside=True)
 
 
 def test_what_is_not_finished_is_taken_from_the_stage(tmp_path):
@@ -502,7 +502,7 @@ def test_what_is_not_finished_is_taken_from_the_stage(tmp_path):
     with (mine / "sampler.py").open("a") as file:
         file.write("# begun\n")
     said = skeletons.start(2, mine, aside=True)
-    assert "Not finished, so the stage's now: sampler.py" in said
+    assert "Not finished, so replaced by the stage's: sampler.py" in said
     assert (mine / "sampler.py").read_bytes() == (ROOT / STAGES[1].directory / "sampler.py").read_bytes()
 
 

@@ -80,7 +80,7 @@ MUTANTS = [
     ("leaves before it knows", "            copy = table[-1], self.take()\n            self.counts[copy[0]] -= 1\n",
      "            self.counts[table[-1]] -= 1\n            copy = table[-1], self.take()\n", "did the counts change before"),
     ("takes before it knows", "        if needed > self.num_free:\n            raise MemoryError(f\"{needed} blocks are needed, {self.num_free} are free\")\n",
-     "", "must be free again"),
+     "", "are lost"),
     ("writes without memory", "            raise MemoryError(\"no block is free\")", "            return 0", "no block to itself"),
     ("copies as soon as it was shared once", ("        self.counts = [0]", "            self.counts[block] += 1\n", SHARED),
      ("        self.once = set()\n        self.counts = [0]", "            self.counts[block] += 1\n            self.once.add(block)\n",
