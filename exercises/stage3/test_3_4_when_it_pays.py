@@ -32,10 +32,7 @@ def test_saving(work):
 def test_even_context(work):
     weights = 123_532_032
     expected = weights / (2 * 12 * 768)
-    said = {
-        "a token brings a key and a value": weights / (12 * 768),
-        "every layer has its cache": weights / (2 * 768),
-    }
+    said = {"a token brings a key and a value": weights / (12 * 768), "every layer has its cache": weights / (2 * 768)}
     expect("GPT-2 small, one sequence", work.even_context(weights, 12, 768, 1), expected, said)
     said = {"the weights are read once for the whole batch, the caches are not shared": expected,
             "more sequences reach it earlier, not later": expected * 32}  # fmt: skip
