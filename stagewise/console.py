@@ -315,10 +315,8 @@ def closing_line(
         rows["prefix cache"] = f"{cached:.0%} of the prompts' tokens found"
         rows["preemptions"] = f"{stats.num_preemptions:,}"
     if "num_drafts" in has and stats.num_drafts:
-        rate, a_step = (
-            stats.num_accepted_tokens / stats.num_draft_tokens,
-            1 + stats.num_accepted_tokens / stats.num_drafts,
-        )
+        rate = stats.num_accepted_tokens / stats.num_draft_tokens
+        a_step = 1 + stats.num_accepted_tokens / stats.num_drafts
         rows["drafted"] = f"{stats.num_draft_tokens:,} tokens, {stats.num_accepted_tokens:,} accepted ({rate:.0%})"
         rows["tokens a step"] = f"{a_step:.1f} where there were drafts ({stats.num_drafts:,} times)"
     elif "num_drafts" in has:

@@ -150,34 +150,12 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
         frequency_penalty=0.3, max_tokens=9, min_tokens=2, logprobs=4,
     )  # fmt: skip
     arguments = [x for name, value in flags.items() for x in (f"--{name.replace('_', '-')}", str(value))]
-    status, _, stderr = stage.main(
-        "--prompts",
-        "a",
-        "b c d e f",
-        *arguments,
-        "--stop",
-        "x",
-        "y",
-        "--stop-token-ids",
-        "5",
-        "6",
-        "--ignore-eos",
-        "--seed",
-        "3",
-        *(
-            "--logit-bias",
-            "5=-2.5",
-            "7=1",
-            "--logit-bias",
-            "8=3",
-            "--bad-words",
-            "ugly",
-            "--allowed-token-ids",
-            "5",
-            "9",
-        ),
-        *("--include-stop-str-in-output", "--no-skip-special-tokens", "--truncate-prompt-tokens", "3", "--json"),
+    others = (
+        "--stop x y --stop-token-ids 5 6 --logit-bias 5=-2.5 7=1 --logit-bias 8=3 --bad-words ugly"
+        " --allowed-token-ids 5 9 --ignore-eos --seed 3 --include-stop-str-in-output --no-skip-special-tokens"
+        " --truncate-prompt-tokens 3 --json"
     )
+    status, _, stderr = stage.main("--prompts", "a", "b c d e f", *arguments, *others.split())
     assert status == 0, stderr
     ((llm, prompts, params),) = seen
     flags |= dict(include_stop_str_in_output=True, skip_special_tokens=False, ignore_eos=True)
@@ -204,10 +182,7 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
         (["--prompts", "a", "--max-tokens", "many"], "--max-tokens"),
         (["--prompts", "a", "--best-of", "3"], "--best-of"),
         (["--prompts", "a", "--temp", "3"], "--temp"),
-        (
-            ["--prompts", "a", "--max-new-tokens", "3", "--do-sample"],
-            "for --max-new-tokens give --max-tokens; for ",
-        ),
+        (["--prompts", "a", "--max-new-tokens", "3", "--do-sample"], "for --max-new-tokens give --max-tokens; for "),
         (["--prompts", "a", "--max_tokens", "3"], "--max_tokens is written --max-tokens"),
         (["--prompts", "a", "--temprature", "3"], "is --temperature meant?"),
         (["--prompts", "a", "--max-len", "3"], "--max-len"),
@@ -379,17 +354,8 @@ def test_one_prompt_on_a_terminal_streams(stage):
     import pty
 
     leader, follower = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        stage.command,
-        "--prompts",
-        "A fox",
-        "--quiet",
-        "--ignore-eos",
-        "--max-tokens",
-        "200",
-    ]
+    options = ["--prompts", "A fox", "--quiet", "--ignore-eos", "--max-tokens", "200"]
+    command = [sys.executable, "-m", stage.command, *options]
     process = subprocess.Popen(command, cwd=ROOT, stdout=follower, stderr=subprocess.PIPE)
     os.close(follower)
     chunks = []

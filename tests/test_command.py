@@ -79,10 +79,7 @@ def test_every_command_tells_what_is_wrong(run_here, tmp_path):
         (("run", "a", "--logprobs", 1), "run: error: --logprobs needs --json or --input"),
         (("run", "a", "--stats", "--quiet"), "run: error: --stats can't go with --quiet"),
         (("run", "a", "--choices", "b"), "run: error: --choices needs --input"),
-        (
-            ("run", "--stage", 3, "--score", "text"),
-            "run: error: unrecognized arguments: --score; --score is there in ",
-        ),
+        (("run", "--stage", 3, "--score", "text"), "run: error: unrecognized arguments: --score; --score is there in "),
         (("run", "--config", tmp_path / "none"), "run: error: " + str(tmp_path / "none") + ": No such file"),
         (("score", tmp_path / "none", "--config"), "score: error: argument --config: expected one argument"),
         (("replay", tmp_path / "none", "-o", tmp_path / "page.html"), "replay: error: "),

@@ -11,12 +11,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AddedToken,
-    AutoTokenizer,
-    GPT2ForSequenceClassification,
-    GPT2LMHeadModel,
-)
+from transformers import AddedToken, AutoTokenizer, GPT2ForSequenceClassification, GPT2LMHeadModel
 
 from stagewise.convert import main
 from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
@@ -130,10 +125,8 @@ def test_a_file_of_safetensors_alone(model, converted, tmp_path):
 
 def test_training_checkpoints_that_are_refused(model, converted, tmp_path):
     tensors, path, tanh = GPT2LMHeadModel.from_pretrained(model).state_dict(), tmp_path / "ckpt.pt", ("--gelu", "tanh")
-    heads, small = (
-        {"config": {"n_head": 3}},
-        {n: t[:65] if "wte" in n else t for n, t in tensors.items() if "lm_" not in n},
-    )
+    heads = {"config": {"n_head": 3}}
+    small = {n: t[:65] if "wte" in n else t for n, t in tensors.items() if "lm_" not in n}
     for content, arguments, says in [
         ({"model": tensors, **heads}, (), "does not say which GELU it was trained with: give --gelu tanh"),
         ({"model": tensors, **heads}, ("--gelu", "exact"), "only GPT-2's, the tanh form, can be run here"),
@@ -157,11 +150,8 @@ def test_training_checkpoints_that_are_refused(model, converted, tmp_path):
     ]:
         torch.save(content, path)
         status, said, _ = converted(path, *arguments)
-        assert (status, says in said, str(path) in said or "--n-head" in said or "no tokenizer" in said) == (
-            2,
-            True,
-            True,
-        ), said
+        named = str(path) in said or "--n-head" in said or "no tokenizer" in said
+        assert (status, says in said, named) == (2, True, True), said
     for content, says in [
         (path.read_bytes()[:5000], "is truncated or damaged, or holds more than tensors"),
         (b"version https://git-lfs.github.com/spec/v1\n", "fetch that with `git lfs pull`"),

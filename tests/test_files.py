@@ -311,10 +311,8 @@ def test_accuracies_are_those_of_lm_eval(tmp_path, capsys):
     from transformers import GPT2LMHeadModel, GPT2Tokenizer
 
     path = ROOT / "models/tinytales"
-    model, tokenizer = (
-        GPT2LMHeadModel.from_pretrained(path, dtype=torch.float32).eval(),
-        GPT2Tokenizer.from_pretrained(path),
-    )
+    model = GPT2LMHeadModel.from_pretrained(path, dtype=torch.float32).eval()
+    tokenizer = GPT2Tokenizer.from_pretrained(path)
 
     @torch.no_grad()
     def likelihood(prompt, continuation):

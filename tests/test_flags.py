@@ -24,10 +24,7 @@ DRAWING = ["seed", "speculate", "num_drafts"]
 ALWAYS = ["stage", "config", "quiet"]
 # A mode: what asks for it, and which flags it has a use for, besides those of the engine that do not draw.
 MODES = {
-    "prompts": (
-        ["A fox"],
-        [*PROMPTS, *SAMPLING, *DRAWING, *ALWAYS, "json", "trace", "stats", "beam_width"],
-    ),
+    "prompts": (["A fox"], [*PROMPTS, *SAMPLING, *DRAWING, *ALWAYS, "json", "trace", "stats", "beam_width"]),
     "prompts as JSON": (
         ["--json", "--prompts", "A fox"],
         [*PROMPTS, *SAMPLING, *LOGPROBS, *DRAWING, *ALWAYS, "json", "trace", "stats", "beam_width"],
@@ -36,10 +33,7 @@ MODES = {
         ["A fox", "--beam-width", "2"],
         [*PROMPTS, *BEAMS, *ALWAYS, "max_tokens", "temperature", "generation_config", "json", "trace", "stats"],
     ),
-    "interactive": (
-        ["--interactive"],
-        [*(set(SAMPLING) - {"n"}), *DRAWING, *ALWAYS, "interactive", "trace", "stats"],
-    ),
+    "interactive": (["--interactive"], [*(set(SAMPLING) - {"n"}), *DRAWING, *ALWAYS, "interactive", "trace", "stats"]),
     "a form": (
         ["A fox", "--structured-outputs", '{"choice": ["a"]}'],
         [*PROMPTS, *(set(SAMPLING) - {"stop", "stop_token_ids"}), *DRAWING, *ALWAYS, "json", "trace", "stats"],

@@ -169,15 +169,9 @@ def test_a_directory_of_someone_else(compiler, tmp_path, monkeypatch):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("home", ["a file"])
-def test_without_a_cache_directory(stage, tmp_path, home):
-    path = tmp_path / "home"
-    if home == "a file":
-        path.write_text("")
-    else:
-        (tmp_path / "no").write_text("")  # a file where a directory would have to be made
-        path = tmp_path / "no" / "where"
-    environment = {"HOME": str(path), "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
+def test_without_a_cache_directory(stage, tmp_path):
+    (tmp_path / "home").write_text("")  # a file, where a directory would have to be made
+    environment = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
     status, _, stderr = complete(stage, "--attention-backend", "c", "--quiet", **environment)
     assert (status, stderr) == (0, "")
     assert [name for name in os.listdir(tmp_path) if name.startswith("stagewise")] == []  # it is gone again

@@ -9,12 +9,7 @@ import torch
 from stagewise.sampling import Sampling
 from tests.adapter import STAGES
 
-pytestmark = pytest.mark.covers(
-    "support/inputs.py",
-    "support/sampling_params.py",
-    "config.py",
-    "support/options.py",
-)
+pytestmark = pytest.mark.covers("support/inputs.py", "support/sampling_params.py", "config.py", "support/options.py")
 
 BAD_PARAMS = {
     "temperature": [-0.1, math.nan, math.inf, "1", True, 1e9, 10**400],

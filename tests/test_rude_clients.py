@@ -22,18 +22,7 @@ from stagewise.serving import events, reading, service
 from stagewise.serving.app import App
 from stagewise.serving.reading import MAX_DEPTH
 from tests.adapter import ROOT, wait_until
-from tests.test_serving import (
-    JSON,
-    Client,
-    ask,
-    ask_async,
-    error_of,
-    limited,
-    listening,
-    serving,
-    slow_steps,
-    until,
-)
+from tests.test_serving import JSON, Client, ask, ask_async, error_of, limited, listening, serving, slow_steps, until
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 

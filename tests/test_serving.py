@@ -188,11 +188,8 @@ def test_a_stream_is_the_whole_and_what_the_engine_gives(small, fields):
     assert join(events) == [choice]
     fields = {name: value for name, value in more.items() if name != "prompt"}
     (expected,) = generate(small, [[1, 2, 3, 4]], **fields)[0].outputs
-    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (
-        expected.text,
-        expected.finish_reason,
-        expected.stop_reason,
-    )
+    for name in ("text", "finish_reason", "stop_reason"):
+        assert choice[name] == getattr(expected, name)
     likely = [logprobs[token].logprob for token, logprobs in zip(expected.token_ids, expected.logprobs, strict=True)]
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(likely, abs=1e-4)
     told = [len(event["choices"][0]["logprobs"]["tokens"]) for event in events if event["choices"]]
@@ -1048,12 +1045,8 @@ def test_templates_are_kept_in_a_sandbox():
 def test_models_tokens_versions_and_health(tales):
     (model,) = ask(tales, "/v1/models").json()["data"]
     assert model == ask(tales, "/v1/models/tales").json() == ask(tales, "/v1/models/tales/").json()
-    assert (model["id"], model["object"], model["root"], model["max_model_len"]) == (
-        "tales",
-        "model",
-        "tinytales",
-        1024,
-    )
+    assert (model["id"], model["object"], model["root"]) == ("tales", "model", "tinytales")
+    assert model["max_model_len"] == 1024
     text = "Once upon a time — <|endoftext|>"
     tokens = ask(tales, "/tokenize", {"model": "tales", "prompt": text}).json()
     counts = {"count": len(tokens["tokens"]), "max_model_len": 1024}
@@ -1061,11 +1054,8 @@ def test_models_tokens_versions_and_health(tales):
     names = ask(tales, "/tokenize", {"prompt": text, "return_token_strs": True, "add_special_tokens": False}).json()
     assert names == {**tokens, "token_strs": ["Once", "Ġupon", "Ġa", "Ġtime", "ĠâĢĶ", "Ġ", "<|endoftext|>"]}
     info = ask(tales, "/tokenizer_info").json()
-    assert (info["tokenizer_class"], info["model_max_length"], info["eos_token"]) == (
-        "GPT2Tokenizer",
-        1024,
-        "<|endoftext|>",
-    )
+    assert (info["tokenizer_class"], info["model_max_length"]) == ("GPT2Tokenizer", 1024)
+    assert info["eos_token"] == "<|endoftext|>"
     assert info["added_tokens_decoder"]["50256"]["content"] == "<|endoftext|>"
     assert info["chat_template"] == TEMPLATE
     assert ask(tales, "/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": text}

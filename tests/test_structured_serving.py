@@ -15,17 +15,7 @@ from stagewise.openai.fields import Fields
 from stagewise.openai.tools import CallReader, tools_of
 from tests.adapter import STAGES, wait_until
 from tests.test_rude_clients import connect, request
-from tests.test_serving import (
-    HELLO,
-    TEMPLATE,
-    ask,
-    ask_async,
-    error_of,
-    limited,
-    listening,
-    read_events,
-    serving,
-)
+from tests.test_serving import HELLO, TEMPLATE, ask, ask_async, error_of, limited, listening, read_events, serving
 from tests.test_structured import PERSON
 
 ADD = {
@@ -313,10 +303,8 @@ def test_a_call_that_is_nested_too_deeply_is_an_error_of_its_request():
     required = CallReader(tools_of(Fields({"tools": TOOLS, "tool_choice": "required"}, openai_fields.TOOLS)))
     with pytest.raises(APIError, match="the arguments of a call are nested too deeply"):
         required.read(f"[{text}]", ended=True)
-    reader, marked = (
-        CallReader(tools_of(Fields({"tools": TOOLS}, openai_fields.TOOLS))),
-        f"<tool_call>{text}</tool_call>",
-    )
+    reader = CallReader(tools_of(Fields({"tools": TOOLS}, openai_fields.TOOLS)))
+    marked = f"<tool_call>{text}</tool_call>"
     assert reader.read(marked, ended=True) == (marked, [])
 
 

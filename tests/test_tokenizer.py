@@ -136,10 +136,7 @@ def test_a_tokenizer_json(stage, tmp_path, reference):
         ({"model": {**model, "dropout": 0.1}}, "model.dropout is 0.1, supported: None, False"),
         ({"model": {**model, "merges": [["a", "b", "c"]]}}, "merge 1: expected two tokens"),
         ({"model": {**model, "merges": merges[1:]}}, "merge 6: expected two tokens that earlier merges leave"),
-        (
-            {"model": {**model, "merges": merges[:-2000]}},
-            "has 50,257 tokens, not the 48,256 that",
-        ),
+        ({"model": {**model, "merges": merges[:-2000]}}, "has 50,257 tokens, not the 48,256 that"),
         ({"model": {**model, "merges": "ab"}}, "merge 1: expected two tokens"),
         ({"model": {**model, "merges": 5}}, "has no tokenizer of GPT-2's kind: TypeError"),
         ({"model": {**model, "vocab": [["!", 0]]}}, "has no tokenizer of GPT-2's kind: AttributeError"),

@@ -717,11 +717,9 @@ def check_block_batch(lab: Lab) -> None:
     of, row = batch_of(lab), part(lab, "scheduler", "Row")
     names = ("token_ids", "positions", "slot_mapping", "logits_indices")
     with lab.case(case := "Batch.of, A's decode and two of B's four tokens"):
-        manager, a, b = (
-            manager_of(lab, 9, enable_prefix_caching=False),
-            request(lab, [1, 2, 3, 4], [5]),
-            request(lab, [6, 7, 8, 9]),
-        )
+        manager = manager_of(lab, 9, enable_prefix_caching=False)
+        a = request(lab, [1, 2, 3, 4], [5])
+        b = request(lab, [6, 7, 8, 9])
         for one in (a, b):
             manager.allocate(one)
         a.num_computed_tokens = 4
@@ -763,10 +761,8 @@ def check_sharing(lab: Lab) -> None:
         first, second = manager.block_table(a), list(manager.block_table(b))
         blocks = second[0], second[1] != first[1]
         expect(f"{case}: B's first block, and whether its second is its own", blocks, (first[0], True))
-        c, said = (
-            request(lab, [1, 2, 3, 4]),
-            {"the last token must be computed, for its logits": 4},
-        )
+        c = request(lab, [1, 2, 3, 4])
+        said = {"the last token must be computed, for its logits": 4}
         expect(f"{case}: found for a prompt of just these four", manager.allocate(c), 0, said)
         manager.check_integrity()
         b.output_token_ids.append(9)

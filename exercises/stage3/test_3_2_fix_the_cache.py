@@ -60,10 +60,8 @@ def test_mask(work):
 
 
 def test_called_again(work):
-    decoder, still = (
-        work.Decoder(Model()),
-        "something is left over from the first call: each call begins with an empty cache",
-    )
+    decoder = work.Decoder(Model())
+    still = "something is left over from the first call: each call begins with an empty cache"
     first, second = (decoder.generate([3, 1, 4], 4, chunk=8) for _ in range(2))
     expect("the same prompt twice", second, first, likely=still)
     one, two = work.Decoder(Model()), work.Decoder(Model())

@@ -70,12 +70,10 @@ def test_any_machine(work):
 
     def check(choose):
         parameters, activations = choose.upto(50), choose.upto(200)
-        n_layer, n_embd, number, itemsize = (
-            choose.between(1, 3),
-            choose.between(1, 5),
-            choose.between(1, 6),
-            choose.one_of([1, 2, 4]),
-        )
+        n_layer = choose.between(1, 3)
+        n_embd = choose.between(1, 5)
+        number = choose.between(1, 6)
+        itemsize = choose.one_of([1, 2, 4])
         cell = sum(itemsize for _ in range(n_layer) for _ in ("key", "value") for _ in range(n_embd))
         memory, fits = parameters * itemsize + activations + choose.upto(9) * number * cell + choose.upto(2) - 1, 0
         while parameters * itemsize + activations + (fits + 1) * number * cell <= memory:

@@ -123,11 +123,9 @@ def logprob_mistakes(rows, tokens, start):
 
 def check_logprob(work, rows, tokens, start):
     right, said = logprob_mistakes(rows, tokens, start)
-    case, logits, given = (
-        f"logits {rows}, tokens {tokens}, of which the prompt has {start}",
-        torch.tensor(rows),
-        list(tokens),
-    )
+    case = f"logits {rows}, tokens {tokens}, of which the prompt has {start}"
+    logits = torch.tensor(rows)
+    given = list(tokens)
     got = work.log_probability(logits, given, start)
     got = got.item() if isinstance(got, torch.Tensor) else got
     unchanged = torch.equal(logits, torch.tensor(rows)) and given == tokens
@@ -254,10 +252,8 @@ def test_against_stage_4(work):
         tokens = [*first, *second]
         with torch.inference_mode():
             logits = torch.stack([model(torch.tensor(tokens[: i + 1])) for i in range(len(tokens))])
-        score, got = (
-            engine.score([prompt], [choice])[0].logprob,
-            float(work.log_probability(logits, tokens, len(first))),
-        )
+        score = engine.score([prompt], [choice])[0].logprob
+        got = float(work.log_probability(logits, tokens, len(first)))
         require(abs(got - score) < 1e-3, f"prompt {prompt!r}, choice {choice!r}, by tinytales", score, got)
 
 

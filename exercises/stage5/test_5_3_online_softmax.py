@@ -21,11 +21,9 @@ def dense(query, keys, values):
 def data(sizes, scale=1.0, n_head=2, head_dim=8, seed=0):
     torch.manual_seed(seed)
     total = sum(sizes)
-    query, keys, values = (
-        torch.randn(n_head, head_dim),
-        scale * torch.randn(total, n_head, head_dim),
-        torch.randn(total, n_head, head_dim),
-    )
+    query = torch.randn(n_head, head_dim)
+    keys = scale * torch.randn(total, n_head, head_dim)
+    values = torch.randn(total, n_head, head_dim)
     return query, keys, values, list(zip(keys.split(sizes), values.split(sizes), strict=True))
 
 
@@ -94,13 +92,7 @@ def test_heads_have_their_own_largest(work):
 def test_large_scores(work):
     query, keys, values, blocks = data([4, 4, 4], scale=5000.0)
     got = work.attend(query, iter(blocks))
-    require(
-        bool(got.isfinite().all()),
-        "scores of thousands",
-        "finite numbers",
-        got,
-        OVERFLOWS,
-    )
+    require(bool(got.isfinite().all()), "scores of thousands", "finite numbers", got, OVERFLOWS)
     expect("scores of thousands", got, dense(query, keys, values), tolerance=1e-3)
 
 

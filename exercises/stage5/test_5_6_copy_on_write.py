@@ -155,10 +155,8 @@ def test_any_family(work):
         example.do(f"readers = Readers(work, {num_blocks}, {size})")
         tables, written, numbers = {}, {}, itertools.count()
         for action in choose.each(lambda: choose.upto(6), 30, least=1):
-            name, free = (
-                choose.one_of("abcd"),
-                num_blocks - len({id(block) for table in tables.values() for block in table}),
-            )
+            name = choose.one_of("abcd")
+            free = num_blocks - len({id(block) for table in tables.values() for block in table})
             if name not in tables and tables and action < 4:
                 parent = choose.one_of(sorted(tables))
                 example.do(f"readers.fork({parent!r}, {name!r})")

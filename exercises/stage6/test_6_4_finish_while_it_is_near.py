@@ -69,11 +69,9 @@ def check(work, case, x, weight, bias, finish, mistakes=None):
 
 
 def test_by_hand(work):
-    weight, x, bias = (
-        torch.tensor([[1.0, 2], [3, 4], [5, 6]]),
-        torch.tensor([[10.0, 1], [0, 1]]),
-        torch.tensor([1.0, 0, -40]),
-    )
+    weight = torch.tensor([[1.0, 2], [3, 4], [5, 6]])
+    x = torch.tensor([[10.0, 1], [0, 1]])
+    bias = torch.tensor([1.0, 0, -40])
     mistakes = {
         "the bias is added before GELU or the residual addition": (x @ weight.T).double(),
         "each column has its own bias": (x @ weight.T).double() + 1,

@@ -118,12 +118,10 @@ def whole(*shape, seed=0):
 def check_layer(work, case, size, present, out, n=2, in_=3):
     """Each panel exactly once, and nothing else."""
     num_panels = -(-out // PANEL)
-    weight, x, bias, before = (
-        whole(num_panels, in_, PANEL),
-        whole(n, in_, seed=1),
-        whole(out, seed=2),
-        whole(n, out, seed=3),
-    )
+    weight = whole(num_panels, in_, PANEL)
+    x = whole(n, in_, seed=1)
+    bias = whole(out, seed=2)
+    before = whole(n, out, seed=3)
     y, room = before.clone(), num_panels + 64
     done = torch.zeros(1 + room, dtype=torch.int64)
     work.together(counters([0] * size), torch.tensor(present, dtype=torch.int64), done, x, weight, bias, y,
