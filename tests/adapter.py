@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -78,6 +79,27 @@ def wait_until(condition, seconds=300):
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def in_threads(*calls):
+    """Each of the calls runs in a thread of its own beside the block, and ends; what they return is added to a list."""
+    results, errors = [], []
+
+    def run(call):
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    yield results
+    for thread in threads:
+        thread.join(300)
+        assert not thread.is_alive(), "a thread hangs"
+    assert errors == []
 
 
 def unfinished(llm) -> list:

@@ -179,6 +179,14 @@ def checkpoint(request, tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), **SIZES[request.param])
 
 
+@pytest.fixture
+def any_threads():
+    """A test may set the number of torch's threads: afterwards it is as before."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def small_checkpoint(tmp_path_factory):
     """One of them, for tests that need only one."""

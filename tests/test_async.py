@@ -1,6 +1,7 @@
 """From stage 4 on: the engine in a background thread, for coroutines and threads, and the interactive prompt."""
 
 import asyncio
+import functools
 import os
 import random
 import subprocess
@@ -9,7 +10,7 @@ import threading
 
 import pytest
 
-from tests.adapter import ROOT, STAGES, random_prompts, wait_until
+from tests.adapter import ROOT, STAGES, in_threads, random_prompts, wait_until
 
 # The stage that differs most from the first that has it; with that one too in `make soak`.
 pytestmark = pytest.mark.covers("llm.py", "engine_loop.py")
@@ -82,7 +83,7 @@ def test_32_threads_stream_complete_and_abort_at_once(stage, engine, small_check
     prompts = random_prompts(211, [1 + i % 9 for i in range(32)])
     params = [stage.SamplingParams(max_tokens=10, seed=i, ignore_eos=True) for i in range(32)]
     expected = [o.outputs[0].token_ids for o in stage.engine(small_checkpoint).generate(prompts, params)]
-    results, errors = {}, []
+    results = {}
 
     async def leave_early(i):
         async for event in engine.generate(prompts[i], params[i]):
@@ -91,24 +92,16 @@ def test_32_threads_stream_complete_and_abort_at_once(stage, engine, small_check
             assert event.token_ids
 
     def work(i):
-        try:
-            for _ in range(3):
-                if i % 4 == 0:
-                    results[i] = engine.llm.generate([prompts[i]], params[i])[0].outputs[0].token_ids
-                elif i % 4 == 1:
-                    results[i] = asyncio.run(collect(engine, prompts[i], params[i]))
-                else:
-                    asyncio.run(leave_early(i))
-        except BaseException as error:
-            errors.append(error)
+        for _ in range(3):
+            if i % 4 == 0:
+                results[i] = engine.llm.generate([prompts[i]], params[i])[0].outputs[0].token_ids
+            elif i % 4 == 1:
+                results[i] = asyncio.run(collect(engine, prompts[i], params[i]))
+            else:
+                asyncio.run(leave_early(i))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(32)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=600)
-        assert not thread.is_alive()
-    assert errors == []
+    with in_threads(*(functools.partial(work, i) for i in range(32))):
+        pass
     assert results == {i: expected[i] for i in range(32) if i % 4 in (0, 1)}
     wait_until(lambda: not engine.llm.loop.waiters)
     engine.llm.engine.scheduler.check_integrity()
@@ -150,18 +143,15 @@ def test_a_huge_prompt_does_not_hold_up_the_engine(stage, engine, monkeypatch):
         return [1]
 
     monkeypatch.setattr(engine.llm.engine.tokenizer, "encode", slow)
-    thread = threading.Thread(target=lambda: engine.llm.generate("a text that takes long", endless(stage)))
-    thread.start()
-    assert inside.wait(300)
-    assert engine.llm.generate([[5, 6]], stage.SamplingParams(max_tokens=3))[0].finished  # meanwhile
-    release.set()
-    thread.join(timeout=300)
-    assert not thread.is_alive()
+    with in_threads(lambda: engine.llm.generate("a text that takes long", endless(stage))):
+        assert inside.wait(300)
+        assert engine.llm.generate([[5, 6]], stage.SamplingParams(max_tokens=3))[0].finished  # meanwhile
+        release.set()
 
 
 def test_an_error_in_the_engine_reaches_every_waiter(stage, engine):
     """The error itself, after a second try; then the engine works for others."""
-    forward, release, failures = engine.llm.engine.runner.forward, threading.Event(), []
+    forward, release = engine.llm.engine.runner.forward, threading.Event()
 
     def fail(*_):
         assert release.wait(300)
@@ -170,21 +160,13 @@ def test_an_error_in_the_engine_reaches_every_waiter(stage, engine):
     engine.llm.engine.runner.forward = fail
 
     def wait_for_it(call):
-        try:
+        with pytest.raises(MemoryError, match="no memory left"):
             call()
-        except MemoryError as error:
-            failures.append(str(error))
 
     calls = [lambda: engine.llm.generate([[1, 2]]), lambda: asyncio.run(collect(engine, [3], None))] * 3
-    threads = [threading.Thread(target=wait_for_it, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: engine.llm.loop.num_unfinished == 6)
-    release.set()
-    for thread in threads:
-        thread.join(timeout=300)
-        assert not thread.is_alive(), "a waiter hangs"
-    assert failures == ["no memory left"] * 6
+    with in_threads(*(functools.partial(wait_for_it, call) for call in calls)):
+        wait_until(lambda: engine.llm.loop.num_unfinished == 6)
+        release.set()
     engine.llm.engine.runner.forward = forward
     assert engine.llm.generate([[1]], stage.SamplingParams(max_tokens=2))[0].finished
 
@@ -192,27 +174,18 @@ def test_an_error_in_the_engine_reaches_every_waiter(stage, engine):
 def test_close_finishes_or_aborts(stage, small_checkpoint):
     for abort in (False, True):
         engine = stage.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1)
-        outputs, step = [], engine.llm.engine.step
+        step = engine.llm.engine.step
 
         def held(engine=engine, step=step):
             wait_until(lambda: engine.llm.loop.closing)  # else a fast engine is through before the third request
             return step()
 
         engine.llm.engine.step = held
-        threads = [
-            threading.Thread(target=lambda e=engine, o=outputs: o.extend(e.llm.generate([[1, 2]], endless(stage))))
-            for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda e=engine: e.llm.loop.num_unfinished == 3)
-        engine.close(abort=abort)
-        for thread in threads:
-            thread.join(timeout=300)
-        reasons = [output.outputs[0].finish_reason for output in outputs]
-        assert len(reasons) == 3
-        assert set(reasons) == ({"abort"} if abort else {"length"})
-        for output in outputs:  # those that never ran have no times, rather than wrong ones
+        with in_threads(*[functools.partial(engine.llm.generate, [[1, 2]], endless(stage))] * 3) as outputs:
+            wait_until(lambda e=engine: e.llm.loop.num_unfinished == 3)
+            engine.close(abort=abort)
+        assert [output.outputs[0].finish_reason for (output,) in outputs] == ["abort" if abort else "length"] * 3
+        for (output,) in outputs:  # those that never ran have no times, rather than wrong ones
             times = output.to_dict()["metrics"]
             assert all(times[name] is None or times[name] >= 0 for name in ("ttft", "e2e", "queue_time"))
         with pytest.raises(RuntimeError, match="the engine is closed"):
@@ -229,18 +202,13 @@ def test_a_full_queue_refuses(stage, small_checkpoint):
         return original()
 
     engine.llm.engine.step = slow
-    params, outputs = stage.SamplingParams(max_tokens=2), []
-    threads = [threading.Thread(target=lambda: outputs.extend(engine.llm.generate([[1]], params))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: engine.llm.loop.num_unfinished == 3)
-    with pytest.raises(
-        stage.QueueFullError, match=r"3 (requests|completions) run or wait, .* max_num_seqs 1 and max_queue_size 2"
-    ):
-        engine.llm.generate([[1]], params)[0]
-    release.set()
-    for thread in threads:
-        thread.join(timeout=300)
+    params = stage.SamplingParams(max_tokens=2)
+    says = r"3 (requests|completions) run or wait, .* max_num_seqs 1 and max_queue_size 2"
+    with in_threads(*[lambda: engine.llm.generate([[1]], params)] * 3) as outputs:
+        wait_until(lambda: engine.llm.loop.num_unfinished == 3)
+        with pytest.raises(stage.QueueFullError, match=says):
+            engine.llm.generate([[1]], params)
+        release.set()
     assert len(outputs) == 3
     assert engine.llm.generate([[1]], params)[0].finished  # there is room again
     engine.close()
@@ -262,15 +230,8 @@ def test_with_statement(stage, small_checkpoint):
 def test_interactive_survives_input_that_is_no_text(stage):
     command = [sys.executable, "-m", stage.command, "--interactive", "--max-tokens", "3"]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    result = subprocess.run(
-        command,
-        cwd=ROOT,
-        input=b"A fox\n\xff\xfe\nA bear\n",
-        capture_output=True,
-        timeout=600,
-        check=False,
-        env=environment,
-    )
+    said = b"A fox\n\xff\xfe\nA bear\n"
+    result = subprocess.run(command, cwd=ROOT, input=said, capture_output=True, timeout=600, env=environment)
     assert result.returncode == 0, result.stderr
     answers = result.stdout.decode().split("\n\n")
     assert [answers[0][:5], answers[1][:2], answers[2][:6]] == ["A fox", "\ufffd\ufffd", "A bear"]
@@ -281,9 +242,8 @@ def test_interactive_from_a_pipe(stage):
     """All lines are answered, in their order, also those that wait while the input has ended; bad ones are told."""
     prompts = ["A fox", "One day", "word " * 1500, "A bear"]
     command = [sys.executable, "-m", stage.command, "--interactive", "--temperature", "0", "--max-tokens", "6"]
-    result = subprocess.run(
-        command, cwd=ROOT, input="\n".join(prompts) + "\n\n", capture_output=True, text=True, timeout=600, check=False
-    )
+    said = "\n".join(prompts) + "\n\n"
+    result = subprocess.run(command, cwd=ROOT, input=said, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     params = stage.SamplingParams(temperature=0, max_tokens=6)
     fox, day, bear = (

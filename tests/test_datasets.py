@@ -5,6 +5,7 @@ import datetime
 import decimal
 import hashlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -155,43 +156,6 @@ def test_several_inputs_and_one_model(batched_stage, tmp_path, monkeypatch):
         assert says in stderr
 
 
-def test_parquet(batched_stage, tmp_path):
-    """A row is the line of JSON that it would be."""
-    rows = [
-        {"prompt": "A fox", "id": "a", "answer": "red", "sampling": {"temperature": 0.0, "max_tokens": None}},
-        {"prompt": "One day", "id": None, "answer": None, "sampling": {"temperature": None, "max_tokens": 3}},
-        {"prompt": None, "id": "c", "answer": "no prompt", "sampling": None},
-    ]
-    days = [datetime.date(2026, 1, day) for day in (1, 2, 3)]
-    table = pa.Table.from_pylist(rows).append_column("day", pa.array(days))
-    table = table.append_column("ratio", pa.array([1.5, float("nan"), float("-inf")]))
-    pq.write_table(table, tmp_path / "in.parquet")
-    lines = [
-        {
-            "prompt": "A fox",
-            "id": "a",
-            "answer": "red",
-            "sampling": {"temperature": 0.0, "max_tokens": None},
-            "day": "2026-01-01",
-            "ratio": 1.5,
-        },
-        {
-            "prompt": "One day",
-            "id": None,
-            "answer": None,
-            "sampling": {"temperature": None, "max_tokens": 3},
-            "day": "2026-01-02",
-            "ratio": None,
-        },
-        {"prompt": None, "id": "c", "answer": "no prompt", "sampling": None, "day": "2026-01-03", "ratio": None},
-    ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for name in ("in.parquet", "in.jsonl"):
-        command = ["--input", tmp_path / name, "--output", tmp_path / f"{name}.out"]
-        assert batched_stage.main(*command, *QUICK)[0] == 1  # one has no prompt
-    assert by_id(read_results(tmp_path / "in.parquet.out")) == by_id(read_results(tmp_path / "in.jsonl.out"))
-
-
 def test_parquet_that_cannot_be_read(batched_stage, tmp_path, monkeypatch):
     output = tmp_path / "out.jsonl"
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1 not really")
@@ -224,19 +188,26 @@ def save_to_disk(folder, tables):
 
 
 def test_rows_as_people_have_them(batched_stage, tmp_path):
-    """Parquet, an array of JSON, a folder of save_to_disk: the same rows, and all of their columns in the output, those
-    that are null or bytes, and those whose names are the result's."""
+    """Parquet, an array of JSON, a folder of save_to_disk: the same rows, though one lacks what another has, and all of
+    their columns in the output, those that are null or bytes, and those whose names are the result's."""
     rows = [
-        {"text": "A fox", "uid": "a", "id": 7, "image": b"\x00\xff", "price": decimal.Decimal("1.50"), "note": None},
-        {"text": "One day", "uid": "b", "id": 8, "image": None, "price": None, "note": None},
-        {"text": "Once", "uid": "c", "id": 9, "image": b"", "price": None, "note": None},
+        {"text": "A fox", "uid": "a", "id": 7, "image": b"\x00\xff", "price": decimal.Decimal("1.50"), "ratio": 1.5},
+        {"text": "One day", "uid": "b", "id": 8, "image": None, "price": None, "ratio": math.nan},
+        {"text": "Once", "uid": "c", "id": 9, "image": b"", "price": None, "ratio": -math.inf},
     ]
-    schema = pa.schema([*[*pa.Table.from_pylist(rows[:1]).schema][:-1], pa.field("note", pa.string())])
+    samplings = ({"max_tokens": 3, "top_k": None}, {"max_tokens": None, "top_k": 5}, None)
+    for day, (row, sampling) in enumerate(zip(rows, samplings, strict=True), start=1):
+        row |= {"sampling": sampling, "day": datetime.date(2026, 1, day), "note": None}
+    schema = pa.schema([*[*pa.Table.from_pylist(rows).schema][:-1], pa.field("note", pa.string())])
     table = pa.Table.from_pylist(rows, schema=schema)
     pq.write_table(table, tmp_path / "in.parquet")
     save_to_disk(tmp_path / "folder", [table.slice(0, 2), table.slice(2)])
     texts = {None: None, b"\x00\xff": "AP8=", b"": ""}
-    plain = [{**r, "image": texts[r["image"]], "price": r["price"] and str(r["price"])} for r in rows]
+    plain = [
+        {**row, "image": texts[row["image"]], "price": row["price"] and str(row["price"]), "day": f"2026-01-0{day}",
+         "ratio": row["ratio"] if math.isfinite(row["ratio"]) else None}
+        for day, row in enumerate(rows, start=1)
+    ]  # fmt: skip
     (tmp_path / "in.json").write_text(json.dumps(plain, indent=1))
     outputs = []
     for name in ("in.parquet", "folder", "in.json"):
@@ -248,19 +219,12 @@ def test_rows_as_people_have_them(batched_stage, tmp_path):
     for row in plain:
         result = next(result for result in outputs[0] if result["id"] == row["uid"])
         carried = {"input_text": row["text"], "input_id": row["id"], "uid": row["uid"], "image": row["image"]}
-        assert {**carried, "price": row["price"], "note": None}.items() <= result.items()
+        names = ("price", "ratio", "sampling", "day", "note")
+        assert {**carried, **{name: row[name] for name in names}}.items() <= result.items()
         params = batched_stage.SamplingParams(temperature=0, max_tokens=len(result["token_ids"]))
         assert result["text"] == batched_stage.engine().generate([row["text"]], params)[0].outputs[0].text
-    resumed = [
-        "--input",
-        tmp_path / "in.json",
-        "--output",
-        tmp_path / "in.json.out",
-        "--resume",
-        "--temperature",
-        0,
-        *QUICK,
-    ]
+    resumed = ["--input", tmp_path / "in.json", "--output", tmp_path / "in.json.out", "--resume"]
+    resumed += ["--temperature", 0, *QUICK]
     assert "--resume: id is 'id' now, " in batched_stage.main(*resumed, "--prompt-column", "text")[2]
     assert batched_stage.main(*resumed, "--prompt-column", "text", "--id-column", "uid")[0] == 0
 

@@ -4,12 +4,11 @@ and the run go on."""
 import asyncio
 import json
 import math
-import threading
 
 import pytest
 import torch
 
-from tests.adapter import STAGES
+from tests.adapter import STAGES, in_threads
 from tests.test_serving import ask, read_events, serving
 
 PROMPT = "Once upon a time"
@@ -121,15 +120,9 @@ def test_in_the_background_callers_are_told_and_the_engine_goes_on(stage, small_
     with stage.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=2) as engine:
         expected = engine.llm.generate([[1, 2]], good)[0].outputs
         assert engine.llm.generate([[1, 2]], bad)[0].outputs[0].finish_reason == "error"
-        results = []
-        threads = [
-            threading.Thread(target=lambda: results.extend(engine.llm.generate([[1, 2]], bad))) for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert [output.outputs[0].finish_reason for output in results] == ["error"] * 3
+        with in_threads(*[lambda: engine.llm.generate([[1, 2]], bad)] * 3) as results:
+            pass
+        assert [output.outputs[0].finish_reason for (output,) in results] == ["error"] * 3
 
         async def reasons():
             return [event.finish_reason async for event in engine.generate([1, 2], bad)]

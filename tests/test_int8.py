@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from stagewise import stages
 from tests import test_same_bits
 from tests.adapter import ROOT, STAGES, random_prompts, write_checkpoint
-from tests.test_speculative import random_jobs, told
+from tests.test_speculative import engines_that_guess, random_jobs, told
 
 sys.path.insert(0, str(ROOT / "models" / "training"))
 from tale_grammar import write_tale
@@ -386,7 +386,7 @@ def test_each_way_to_multiply_gives_the_same_bits(odd, kind, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("schedules", test_same_bits.SCHEDULES)
-def test_random_schedules(tmp_path_factory, dtype, schedules):
+def test_random_schedules(tmp_path_factory, dtype, schedules, any_threads):
     """As `test_same_bits.py` has it: neighbors, pieces, hits, preemptions, several completions, guesses."""
     models = test_same_bits.make_models(tmp_path_factory)
     test_same_bits.check_random_schedules(INT8, models, dtype, schedules)
@@ -405,20 +405,9 @@ def test_any_drafter_gives_the_same_tokens(small_checkpoint, draft_checkpoint, d
     prompts, params = random_jobs(INT8, rng)
     llm = INT8.LLM(small_checkpoint, device="cpu", dtype=dtype, speculate="off")
     expected, drafted = list(map(told, llm.generate(prompts, params))), 0
-    for speculate in ("ngram", draft_checkpoint, small_checkpoint):
-        llm = INT8.LLM(
-            small_checkpoint,
-            device="cpu",
-            dtype=dtype,
-            speculate=str(speculate),
-            num_drafts=rng.choice([1, 4, 16]),
-            num_blocks=rng.choice([13, 20, 64]),
-            block_size=rng.choice([4, 16]),
-            max_num_seqs=rng.choice([1, 3, 8]),
-            max_num_batched_tokens=rng.choice([5, 32, 512]),
-        )
-        assert list(map(told, llm.generate(prompts, params))) == expected, speculate
-        if speculate != "ngram":
+    for llm in engines_that_guess(INT8, small_checkpoint, draft_checkpoint, rng, dtype=dtype):
+        assert list(map(told, llm.generate(prompts, params))) == expected
+        if llm.engine.config.speculate != "ngram":
             assert llm.engine.speculator.drafter.runner.int8
         drafted += llm.stats.num_drafts
     assert drafted > 0 or seed  # other seeds may have nothing to look up, and no room in their steps for guesses
@@ -494,7 +483,7 @@ def test_loading_never_holds_a_second_copy():
 # --- What users see -------------------------------------------------------------------------------------------------
 
 
-def test_what_auto_comes_to(monkeypatch):
+def test_what_auto_comes_to():
     pick, cpu, cuda = INT8.part("runner").pick_int8, torch.device("cpu"), torch.device("cuda")
     assert [pick(name, cpu) for name in ("auto", "int8", "as-is")] == [True, True, False]
     assert [pick(name, cuda) for name in ("auto", "as-is")] == [False, False]
@@ -560,6 +549,5 @@ def test_tales_are_as_likely_as_before():
     for weights in ("int8", "as-is"):
         scores = INT8.LLM(device="cpu", weights=weights).score([""] * len(tales), tales)
         bits[weights] = -sum(score.logprob for score in scores) / math.log(2) / sum(map(len, map(str.encode, tales)))
-    print("BITS", bits)
     assert bits["int8"] == pytest.approx(bits["as-is"], abs=0.002)
     assert bits["int8"] != bits["as-is"]

@@ -4,6 +4,7 @@ The engine goes on, nothing of its memory is lost, and no request gets another t
 """
 
 import asyncio
+import functools
 import gc
 import itertools
 import multiprocessing
@@ -20,7 +21,7 @@ import weakref
 import numpy as np
 import pytest
 
-from tests.adapter import BATCHED, ROOT, STAGES, random_prompts, wait_until, without_notes
+from tests.adapter import BATCHED, ROOT, STAGES, in_threads, random_prompts, wait_until, without_notes
 from tools.engines import traced
 
 pytestmark = pytest.mark.covers("engine.py", "engine_loop.py", "llm.py", "beam_search.py")
@@ -343,24 +344,15 @@ def test_a_call_in_the_middle_of_another(serving, small_checkpoint):
 
 def test_threads_get_their_own_tokens(stage, small_checkpoint, hectic):
     """Several at once, in all ways, each again and again."""
-    llm, wrong = small_engine(stage, small_checkpoint), []
+    llm = small_engine(stage, small_checkpoint)
     calls = [*ways(stage, llm).values()]
 
     def work(call, expected):
-        try:
-            for _ in range(3):
-                if (made := call()) != expected:
-                    wrong.append((made, expected))
-        except BaseException as error:
-            wrong.append(error)
+        for _ in range(3):
+            assert call() == expected
 
-    threads = [threading.Thread(target=work, args=one) for one in calls + calls[:2]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=600)
-        assert not thread.is_alive()
-    assert wrong == []
+    with in_threads(*(functools.partial(work, *one) for one in calls + calls[:2])):
+        pass
 
 
 # --- Steps that fail ------------------------------------------------------------------------------------------------
@@ -424,20 +416,16 @@ def test_an_engine_that_fails_in_recovery_leaves_nobody_waiting(stage, small_che
 
     monkeypatch.setattr(llm.engine, "step", fails)
     monkeypatch.setattr(llm.engine, "restart", fails)
-    errors, begin = [], threading.Barrier(3)
+    begin = threading.Barrier(3)
 
     def ask():
         begin.wait()
-        try:
+        with pytest.raises(RuntimeError) as raised:
             llm.generate([[1, 2]])
-        except RuntimeError as error:
-            errors.append(error if error is defect else error.__cause__)
+        return raised.value if raised.value is defect else raised.value.__cause__
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with in_threads(*[ask] * 3) as errors:
+        pass
     assert errors == [defect] * 3
     assert "the engine has failed" in caplog.text
     for late in (lambda: llm.generate([[1, 2]]), lambda: llm.loop.call(lambda: None)):

@@ -15,7 +15,7 @@ from exercises import __main__ as cli
 from exercises import catalogue, experiments, predict
 from exercises.experiments import EXPERIMENTS, Experiment, Outcome, Question
 from stage06_fast.kernels.c_kernel import load_kernel
-from tests.adapter import ROOT
+from tests.adapter import ROOT, STAGES
 
 QUESTIONS = (Question("How many passes?", "passes", "passes"), Question("How many times faster?", "speed", "times"))
 SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 97, "n_positions": 64, "eos_token_id": 0}
@@ -375,13 +375,13 @@ def test_at_the_limit(small):
     assert pays > 0  # or infinite
 
 
-def test_without_a_compiler_the_last_one_says_so(small, monkeypatch):
-    from stage06_fast import runner
-
+@pytest.mark.parametrize(("number", "experiment"), [(6, experiments.packed), (8, experiments.quartered)])
+def test_without_a_compiler_it_says_so(small, monkeypatch, number, experiment):
+    runner = STAGES[number - 1].part("runner")
     original = runner.pick_backend
     monkeypatch.setattr(runner, "pick_backend", lambda _, *rest: original("torch", *rest))
     with pytest.raises(ValueError, match="need a C compiler"):
-        experiments.packed(model=small)
+        experiment(model=small)
 
 
 @pytest.mark.soak
@@ -419,15 +419,6 @@ def test_a_quarter_of_the_bytes(small):
     outcome = results_of(9, model=small, dtype="bfloat16", requests=2, tokens=3)
     assert "in bfloat16" in outcome.why[0]
     assert "a half of it" in outcome.why[0]
-
-
-def test_without_a_compiler_the_quarter_says_so(small, monkeypatch):
-    from stage08_int8 import runner
-
-    original = runner.pick_backend
-    monkeypatch.setattr(runner, "pick_backend", lambda _, *rest: original("torch", *rest))
-    with pytest.raises(ValueError, match="need a C compiler"):
-        experiments.quartered(model=small)
 
 
 def test_rounding():

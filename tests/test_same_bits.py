@@ -158,24 +158,22 @@ def run_at_random(llm, requests, generator):
 
 
 def check_random_schedules(stage, models, dtype, schedules):
-    memory, generator, threads = Memory(), random.Random(5), torch.get_num_threads()
-    try:
-        for checkpoint, sizes in models:
-            memory.forget()
-            options = dict(enable_prefix_caching=False, max_num_batched_tokens=sizes["n_positions"], num_blocks=200)
-            options |= stage.one_by_one
-            alone = memory.watch(stage.LLM(str(checkpoint), device="cpu", dtype=dtype, **options))
-            for _ in range(schedules):
-                requests = make_requests(stage, sizes, generator)
-                torch.set_num_threads(1)
-                for prompt, params in requests:
-                    alone.generate([prompt], params)
-                torch.set_num_threads(generator.choice([1, 2, 3]))
-                other = memory.watch(random_engine(stage, checkpoint, sizes, dtype, generator))
-                run_at_random(other, requests, generator)
-                alone.beam_search([requests[0][0][:9]], beam_width=3, max_tokens=3)
-    finally:
-        torch.set_num_threads(threads)
+    """It sets the number of torch's threads."""
+    memory, generator = Memory(), random.Random(5)
+    for checkpoint, sizes in models:
+        memory.forget()
+        options = dict(enable_prefix_caching=False, max_num_batched_tokens=sizes["n_positions"], num_blocks=200)
+        options |= stage.one_by_one
+        alone = memory.watch(stage.LLM(str(checkpoint), device="cpu", dtype=dtype, **options))
+        for _ in range(schedules):
+            requests = make_requests(stage, sizes, generator)
+            torch.set_num_threads(1)
+            for prompt, params in requests:
+                alone.generate([prompt], params)
+            torch.set_num_threads(generator.choice([1, 2, 3]))
+            other = memory.watch(random_engine(stage, checkpoint, sizes, dtype, generator))
+            run_at_random(other, requests, generator)
+            alone.beam_search([requests[0][0][:9]], beam_width=3, max_tokens=3)
     for what in ("preemptions", "hits", "pieces", "steps in company", *(["guesses"] if stage.number >= 7 else [])):
         assert memory.happened[what] >= schedules / 3, (what, memory.happened)
     for what in ("logits compared", "keys and values compared"):
@@ -184,7 +182,7 @@ def check_random_schedules(stage, models, dtype, schedules):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("schedules", SCHEDULES)
-def test_random_schedules(stage, models, dtype, schedules):
+def test_random_schedules(stage, models, dtype, schedules, any_threads):
     check_random_schedules(stage, models, dtype, schedules)
 
 
@@ -192,7 +190,7 @@ def test_random_schedules(stage, models, dtype, schedules):
 @pytest.mark.parametrize("instructions", OTHERS, indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("schedules", SCHEDULES)
-def test_random_schedules_by_other_instructions(stage, models, dtype, schedules, instructions):
+def test_random_schedules_by_other_instructions(stage, models, dtype, schedules, instructions, any_threads):
     check_random_schedules(stage, models, dtype, schedules)
 
 
@@ -201,10 +199,8 @@ def test_random_schedules_by_other_instructions(stage, models, dtype, schedules,
 def test_gpt2s_width(stage, dtype, wide_checkpoint):
     """GPT-2's 12 heads of 64 and its inner 3,072, with prompts of several blocks of 32 rows, cut anywhere: rests of
     fewer than 8 tokens, too, and a second layer, whose keys depend on attention."""
-    prompts, params = (
-        random_prompts(211, [15, 62, 143]),
-        stage.SamplingParams(seed=1, max_tokens=6, ignore_eos=True),
-    )
+    prompts = random_prompts(211, [15, 62, 143])
+    params = stage.SamplingParams(seed=1, max_tokens=6, ignore_eos=True)
     memory = Memory()
 
     def run(times=1, **options):

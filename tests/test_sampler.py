@@ -316,18 +316,15 @@ def test_the_kernel_takes_the_first_of_the_largest(stage):
 
 
 @pytest.mark.parametrize("stage", FAST[:1], ids=str)
-def test_the_kernel_and_the_number_of_threads(stage):
+def test_the_kernel_and_the_number_of_threads(stage, any_threads):
     """Rows are shared among threads; what comes out is the same."""
     logits, kernel = random_logits(40), stage.part("kernels.c_sampler").CSampler()
     params = stage.SamplingParams(temperature=1.3, top_p=0.9, repetition_penalty=1.2, logprobs=4)
     requests = [stage.make_request(params, [5, 6], [7, 7], seed=seed) for seed in range(40)]
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            results.append(kernel(logits, requests))
-    finally:
-        torch.set_num_threads(before)
+    results = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        results.append(kernel(logits, requests))
     assert results[0] == results[1] == results[2]
     assert results[0] == [kernel(row[None], [request])[0] for row, request in zip(logits, requests, strict=True)]
 

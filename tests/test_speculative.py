@@ -106,18 +106,12 @@ def random_jobs(stage, rng, number=30):
     return prompts, [drawn(rng, stage) for _ in range(number)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.soak) for s in range(2, 40))])
-def test_random_requests(stage, small_checkpoint, draft_checkpoint, dtype, seed):
-    """Random requests of every kind, in small pools and small steps, with every number of guesses."""
-    rng = random.Random(seed)
-    prompts, params = random_jobs(SIX, rng)
-    expected = list(map(told, SIX.LLM(small_checkpoint, device="cpu", dtype=dtype).generate(prompts, params)))
-    for speculate in ("ngram", draft_checkpoint, small_checkpoint):
-        llm = stage.LLM(
-            small_checkpoint,
+def engines_that_guess(stage, checkpoint, draft_checkpoint, rng, **options):
+    """With every drafter and any number of guesses, in small pools and small steps."""
+    for speculate in ("ngram", str(draft_checkpoint), str(checkpoint)):
+        yield stage.LLM(
+            checkpoint,
             device="cpu",
-            dtype=dtype,
             speculate=speculate,
             num_drafts=rng.choice(["auto", 1, 2, 5, 16]),
             max_num_seqs=rng.choice([1, 3, 8]),
@@ -126,8 +120,19 @@ def test_random_requests(stage, small_checkpoint, draft_checkpoint, dtype, seed)
             num_blocks=rng.choice([110, 400]),
             policy=rng.choice(["fcfs", "fair", "shortest"]),
             enable_prefix_caching=rng.random() < 0.7,
+            **options,
         )
-        again = [in_class_of(stage, p) for p in params]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.soak) for s in range(2, 40))])
+def test_random_requests(stage, small_checkpoint, draft_checkpoint, dtype, seed):
+    """Random requests of every kind, in small pools and small steps, with every number of guesses."""
+    rng = random.Random(seed)
+    prompts, params = random_jobs(SIX, rng)
+    expected = list(map(told, SIX.LLM(small_checkpoint, device="cpu", dtype=dtype).generate(prompts, params)))
+    again = [in_class_of(stage, p) for p in params]
+    for llm in engines_that_guess(stage, small_checkpoint, draft_checkpoint, rng, dtype=dtype):
         assert list(map(told, llm.generate(prompts, again))) == expected
         assert llm.stats.num_accepted_tokens <= llm.stats.num_draft_tokens
         llm.engine.scheduler.check_integrity()

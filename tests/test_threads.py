@@ -18,9 +18,8 @@ LIMITED = [stage for stage in STAGES if stage.number >= 6]
 
 
 @pytest.fixture(params=[LIMITED[0], LIMITED[-1]], ids=lambda stage: stage.directory)
-def limit(request, monkeypatch):
+def limit(request, monkeypatch, any_threads):
     """A limit on a machine of four cores, whose past the test writes: `limit.passes(seconds, idle, own)`."""
-    before = torch.get_num_threads()
     torch.set_num_threads(4)
     past = [100.0, 0.0, 0.0]
     threads = request.param.part("threads")
@@ -33,9 +32,7 @@ def limit(request, monkeypatch):
             past[i] += value
 
     limit.passes = passes
-    yield limit
-    monkeypatch.undo()
-    torch.set_num_threads(before)
+    return limit
 
 
 def inside(limit) -> int:
@@ -171,20 +168,17 @@ def test_what_torch_finds_when_it_is_loaded(stage, monkeypatch):
     assert seen[2] == {"GOMP_SPINCOUNT": openmp.SPIN_COUNT}
 
 
-def test_more_threads_than_cores_and_than_work(small_checkpoint):
+def test_more_threads_than_cores_and_than_work(small_checkpoint, any_threads):
     """Threads sleep and are woken, some have nothing to do, and the results are the same."""
-    stage, before = STAGES[5], torch.get_num_threads()
+    stage = STAGES[5]
     prompts = random_prompts(211, [3, 30, 1, 9])
     params = stage.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     answers = []
-    try:
-        for threads in (1, 2, 5, 100):
-            torch.set_num_threads(threads)
-            llm = stage.LLM(small_checkpoint, device="cpu", attention_backend="c")
-            llm.engine.runner.thread_limit.free = 1000.0
-            answers.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 5, 100):
+        torch.set_num_threads(threads)
+        llm = stage.LLM(small_checkpoint, device="cpu", attention_backend="c")
+        llm.engine.runner.thread_limit.free = 1000.0
+        answers.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
     assert all(answer == answers[0] for answer in answers)
 
 

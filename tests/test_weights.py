@@ -226,18 +226,6 @@ def test_missing_and_unexpected_tensors(stage, damaged):
         stage.LLM(damaged, device="cpu")
 
 
-def test_wrong_shapes(stage, damaged):
-    edit_config(damaged, n_inner=64)
-    with pytest.raises(ValueError, match=r"c_fc.* has shape \[.*100\], config.json implies \[.*64\]"):
-        stage.LLM(damaged, device="cpu")
-
-
-def test_values_that_are_not_finite(stage, damaged):
-    edit_tensors(damaged, lambda tensors: tensors["transformer.ln_f.bias"].fill_(float("nan")))
-    with pytest.raises(ValueError, match=r"ln_f.bias' has values that are not finite"):
-        stage.LLM(damaged, device="cpu")
-
-
 def test_large_values_are_finite(stage, damaged):
     """Also if their sum is not; one that is not finite is found among them, wherever it stands."""
     for value in (3e38, -3e38):

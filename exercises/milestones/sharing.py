@@ -155,7 +155,7 @@ def check_completions(lab: Lab) -> None:
 
 
 def check_waiting_completions(lab: Lab) -> None:
-    """completions that wait: no more run at once than may"""
+    """completions that wait: at most max_num_seqs run at once"""
     if not lab.has("n", 2):
         raise Missing("SamplingParams has no 'n'")
     case, llm, num = "two prompts, n=2, 9 tokens each, max_num_seqs=3", stepped(lab, max_num_seqs=3), 9
@@ -165,5 +165,5 @@ def check_waiting_completions(lab: Lab) -> None:
         while llm.has_unfinished_requests():
             llm.step()
     (num_forwards,) = lab.counted(llm, "num_forwards")
-    least, likely = 2 * 2 * num // 3, "a completion joins when one more may run: `Batch.of` is told `num_free_seqs`"
+    least, likely = 2 * 2 * num // 3, "the others wait until more may run: `num_free_seqs` says how many may join"
     require(num_forwards >= least, case, f"at least {least} forward passes", num_forwards, likely)

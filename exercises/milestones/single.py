@@ -91,7 +91,10 @@ def check_stop_texts(lab: Lab) -> None:
     prompt = prompts_of(5, seed=1)[0]
     text = lab.expected([prompt], greedy(40))[0].text
     stops = [text[3:4], text[9:14], text[2:17], ["zzz", text[20:24], text[7:10]]]
-    stops += [[text[6:10], text[8:10]], [text[8:10], text[6:10]]]  # both appear at once: the first one counts
+    pairs = {text[i : i + 4] < text[i + 2 : i + 4]: [text[i : i + 4], text[i + 2 : i + 4]]
+             for i in range(2, 30) if text[i + 2 : i + 4] not in text[: i + 3]}  # fmt: skip
+    for pair in pairs.values():  # both are complete at once: the first one counts, whatever the alphabet says
+        stops += [pair, pair[::-1]]
     at_last = len(lab.expected([prompt], greedy(40, stop=text[9:14]))[0].token_ids)
     for stop, num in [*((stop, 40) for stop in stops), (text[9:14], at_last)]:
         params, case = greedy(num, stop=stop), f"the text goes on {text[:30]!r} …, stop={stop!r}, {num} tokens"

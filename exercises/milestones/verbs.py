@@ -162,7 +162,7 @@ def check_one_draw(lab: Lab) -> None:
     draw, weights = part(lab, "sampler", "draw"), torch.tensor([0, 1, 1], dtype=torch.float64)
     with lab.case(case := "draw, weights 0 1 1, numbers 0 and 0.5: the tokens"):
         got = [int(draw(weights, u)) for u in (0.0, 0.5)]
-    likely = "the first token at which the sum is greater than u times all of it; one of weight 0 is never drawn"
+    likely = "the first token at which the cumulative sum exceeds u times the total: one of weight 0 is never drawn"
     expect(case, got, [1, 2], likely=likely)
 
 
@@ -186,8 +186,30 @@ def check_one_end(lab: Lab) -> None:
         one = request(lab, PROMPTS[0], stop="xy", min_tokens=2)
         for letter in "xyz":
             one.add(one.tokenizer.encode(letter)[0])
-    likely = "it was complete within the first min_tokens tokens: only one that ends in the new text ends the output"
+    likely = "it was complete within the first min_tokens tokens: to end the output it has to end in the newest text"
     expect(case, str(one.finish_reason), "None", likely=likely)
+    for stops in (["ac", "bac"], ["bac", "ac"]):
+        with lab.case(case := f"add, the tokens b, a and c, the stop texts are {stops}: text and stop_reason"):
+            one = request(lab, PROMPTS[0], stop=stops)
+            for letter in "bac":
+                one.add(one.tokenizer.encode(letter)[0])
+        likely = "both are complete at once: the one that begins first counts"
+        said = {"a stop text may begin in one token and end in a later one": ["bac", None]}
+        expect(case, [one.text.text, one.stop_reason], ["", "bac"], said, likely=likely)
+    for kept, text, certain, likely in (
+        (False, "b", 1, "a and ac may become the stop text acid: they are held back"),
+        (True, "bacid", 3, "a stop text that is kept may be told at once: nothing is held back"),
+    ):
+        how = f"the stop texts are q and acid, include_stop_str_in_output={kept}"
+        with lab.case(f"add, the tokens b, a, c, i and d, {how}"):
+            one = request(lab, PROMPTS[0], stop=["q", "acid"], include_stop_str_in_output=kept)
+            for letter in "bac":
+                one.add(one.tokenizer.encode(letter)[0])
+            num_certain = one.text.num_certain
+            for letter in "id":
+                one.add(one.tokenizer.encode(letter)[0])
+        expect(f"add, the tokens b, a and c, {how}: num_certain", num_certain, certain, likely=likely)
+        expect(f"add, the tokens b, a, c, i and d, {how}: text", one.text.text, text)
 
 
 def check_one_commit(lab: Lab) -> None:
@@ -203,7 +225,7 @@ def check_one_commit(lab: Lab) -> None:
         expect(f"{case}: finish_reason", one.finish_reason, reason)
         require(got == [one], f"{case}: the result", "the request, in a list", got, "the requests that got a token")
         right = [1, 1, int(most == 1)]
-        said = "`self.stats.count` comes last: it counts what the step has made of its requests"
+        said = "call `self.stats.count` after the token is added: it counts tokens and requests that have ended"
         expect(f"{case}: steps, output tokens and requests that it counts", counts, right, likely=said)
 
 
@@ -529,7 +551,7 @@ def check_blocks(lab: Lab) -> None:
         expect(f"{case}: B has 4: the blocks of both", sorted(tables[0] + tables[1]), [0, 1, 2])
         b.output_token_ids.append(9)
         expect(f"{case}: B gets a fifth token: can_append, and no block is free", manager.can_append(b), False)
-        likely = "A's last block has room for its last token, so A needs no other"
+        likely = "A's last block has room for its last token, so A needs no new one"
         expect(f"{case}: can_append for A, and no block is free", manager.can_append(a), True, likely=likely)
         manager.free(a)
         manager.append(b)
@@ -568,13 +590,15 @@ def check_block_schedule(lab: Lab) -> None:
         first = b.first_scheduled_time
         rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
         manager.check_integrity()
-    expect(f"{case}: whether B had come", isinstance(first, float), True, likely="a block is free for each of them")
+    expect(f"{case}: whether B was admitted", isinstance(first, float), True, likely="a block is free for each of them")
     likely = "B gives its block to A, and needs none until it runs again"
     expect(f"{case}: rows of the second step", rows, [("A", 1)], likely=likely)
     with lab.case(f"{case}; A is removed, and B comes back"):
         scheduler.remove(a)
         rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
-    expect(f"{case}; A is removed: rows of the next step", rows, [("B", 5)], likely="B comes back, prompt and output")
+    expect(
+        f"{case}; A is removed: rows of the next step", rows, [("B", 5)], likely="prompt and output are computed again"
+    )
     same = b.first_scheduled_time == first
     require(same, f"{case}; B comes back: first_scheduled_time", "the first", "a later one", "it stays as it was")
 
@@ -610,7 +634,7 @@ def check_block_admission(lab: Lab) -> None:
         expect(case.replace("the rows", "whether first_scheduled_time is a time"), times, [True] * len(right))
     for lengths, right, likely in (
         ((4, 8, 2), [("A", 1), ("B", 5)], "A's token comes first; five of B's are what the step has left"),
-        ((4, 4, 2), [("A", 1), ("B", 2), ("C", 2)], "A's token comes first, then the two that B has left"),
+        ((4, 4, 2), [("A", 1), ("B", 2), ("C", 2)], "A's token comes first, then B's last two"),
     ):
         case = f"prompts of {lengths} tokens, 6 tokens a step"
         with lab.case(case):
@@ -788,7 +812,7 @@ def check_found(lab: Lab) -> None:
             manager.allocate(a)
             manager.cache_full_blocks(a, 4)
             found = manager.allocate(request(lab, [*same, 5]))
-        expect(case, found, 0, likely=f"both have the same {what}: a key has the tokens, and no hash of them")
+        expect(case, found, 0, likely=f"both have the same {what}: keep the tokens in the key, not a hash of them")
     with lab.case(case := "blocks of 16; A has 0 to 15; found for a prompt of 17 that differs in its tenth token"):
         manager = part(lab, "block_manager", "BlockManager")(4, 16, watermark=0)
         a = request(lab, range(16))
@@ -1094,7 +1118,7 @@ def check_quantize(lab: Lab) -> None:
     with lab.case(case := f"quantize, a row in bfloat16: {FLOATS[:1].tolist()}"):
         integers, scale = quantize(FLOATS[:1].bfloat16())
     expect(f"{case}: integers", integers, torch.tensor(WHOLE[:1], dtype=torch.int8))
-    expect(f"{case}: scales", scale, torch.tensor([[0.25]]), likely="what is computed of a row is in float32")
+    expect(f"{case}: scales", scale, torch.tensor([[0.25]]), likely="everything is computed in float32")
     case = "quantize, a row of zeros and another"
     with lab.case(case):
         integers, scale = quantize(torch.stack([torch.zeros(4), FLOATS[0]]))
