@@ -1,12 +1,12 @@
-"""What changes the bits of a request's logits: who is computed with it, where its prompt is cut, what the cache had.
+"""What changes the bits of a request's logits: other requests in the step, where its prompt is cut, what the cache had.
 
     python -m bench.bits --stages 5 6 --json FILE
 
-A few requests, sampled with seeds: each alone in an engine of its own at first, its prompt in one step. Then the same
+A few requests, sampled with seeds: first each alone in its own engine, its prompt in one step. Then the same
 requests with one thing changed at a time. Logits are compared bit for bit wherever the tokens before are the same; a
-token that differs is counted by itself, for what follows it can't be compared.
+token that differs is counted separately, since what follows it can't be compared.
 
-Where a stage has no such thing to change, the table has a dash; where memory never was short or nothing was found in
+Where a stage has no such thing to change, the table has a dash; where memory was never short or nothing was found in
 the prefix cache, the run fails instead of counting zeros.
 """
 

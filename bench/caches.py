@@ -3,7 +3,7 @@
     python -m bench.caches --json bench/results/caches.json
 
 What fits into a level of the CPU's cache is read from there every time but the first. Two numbers for each size: GB/s
-of a read from front to back, and how long a load takes if nobody could know its address before (a chain of places in
+of a read from front to back, and how long a load takes whose address can't be known earlier (a chain of places in
 random order, 64 bytes apart). And GB/s from memory in pieces of a few KB, each read from front to back, the pieces in
 random order: so attention meets the blocks of a request. Each round takes the best of many short runs, in the thread's
 own time: what the core can do, not what other programs leave of it.

@@ -67,7 +67,7 @@ def measured(job: dict) -> Iterator[None]:
         for process in processes:
             if process.stdout.readline().strip() != b"busy":  # pyright: ignore[reportOptionalMemberAccess]
                 sys.exit(f"its company did not start: status {process.wait()}")
-        if job.get("limit"):  # not a thread of Python's, which might never get its turn beside an engine that spins
+        if job.get("limit"):  # not a Python thread, which might never get its turn next to an engine that spins
             faulthandler.dump_traceback_later(job["limit"], exit=True)
         yield
         faulthandler.cancel_dump_traceback_later()

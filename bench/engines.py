@@ -1,11 +1,11 @@
-"""Runs one engine once, in its own process: it gets a workload, and what it did is written down.
+"""Runs one engine once, in its own process: it gets a workload, and its results are written to a file.
 
     python -m bench.engines JOB.json RESULT.json
 
 `bench/throughput.py` calls it, with the Python of the engine's environment: for a peer (see `bench/peers.py`) that has
 none of this project's packages, so nothing is imported before it is known which engine it is.
 
-What is measured stands in a `with measured(job)` block: there, and only there, it has the company that the job asks for
+Measured code is in a `with measured(job)` block: there, and only there, it has the company that the job asks for
 (`--company`), and ends when its time is over (`--limit`). A process ends with the one that started it, however that
 ended: the engine with the benchmark, the company with the engine.
 """

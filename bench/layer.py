@@ -53,7 +53,7 @@ def load_steps() -> ctypes.CDLL:
 
 
 def packed(steps: ctypes.CDLL, weight: Tensor) -> Tensor:
-    """[out, in] -> [out / PANEL, in, PANEL]. Raises ValueError if out is no multiple of PANEL."""
+    """[out, in] -> [out / PANEL, in, PANEL]. Raises ValueError if out is not a multiple of PANEL."""
     out, in_ = weight.shape
     if out % PANEL:
         raise ValueError(f"the outputs are a multiple of {PANEL}, got {out}")

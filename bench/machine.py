@@ -141,7 +141,7 @@ def pass_work(
     """
     layers, width = config.n_layer, config.n_embd
     body = layers * (4 * width * width + 2 * width * config.n_inner)  # weights that every token meets
-    head = config.vocab_size * width  # and those that only a last position meets
+    head = config.vocab_size * width  # and the weights that only a last position uses
     operations = 2 * body * tokens + 2 * head * logits + 4 * layers * width * attended
     return operations, (body + head) * (weight_bytes or itemsize) + 2 * layers * width * cached * itemsize
 

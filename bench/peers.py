@@ -4,7 +4,7 @@
 
 Each peer has its own environment, because their versions of torch and transformers exclude each other; llama.cpp
 is compiled, for which a C++ compiler is needed. Then
-`python -m bench.throughput --peers hf,hf-continuous,vllm,openvino,llama-cpp` runs them beside the stages.
+`python -m bench.throughput --peers hf,hf-continuous,vllm,openvino,llama-cpp` runs them along with the stages.
 
 All get the same weights (a Hugging Face checkpoint), token ids, dtype, number of requests at once, and both cores. What
 their defaults would do to numbers is turned off: OpenVINO would keep keys and values in 8 bits, and reduce activations
@@ -186,7 +186,7 @@ def export_openvino(job: dict, weights: str) -> Path:
 
 
 def openvino_properties(dtype: str, weights: str) -> dict[str, str]:
-    """What OpenVINO is told of numbers: everything with weights in fp32; with int8 its defaults hold for the rest."""
+    """OpenVINO's number formats: with fp32 weights everything is fp32; with int8 its defaults apply to the rest."""
     import openvino
 
     precision = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype]
@@ -259,7 +259,7 @@ def open_llama_cpp(job: dict, weights: str | None, num_seqs: int, room: int, row
 
 
 def llama_cpp_sampler(vocab_size: int, sampling: dict, seed: int, prompt: list[int], max_tokens: int) -> Any:
-    """llama.cpp's own sampler of a request: its filters one after another, and a draw. It is told of each token that it
+    """llama.cpp's own sampler for a request: its filters one after another, and a draw. It is told each token that it
     chooses; of the prompt here."""
     from llama_cpp import llama_cpp as llama
 
@@ -282,7 +282,7 @@ def llama_cpp_sampler(vocab_size: int, sampling: dict, seed: int, prompt: list[i
 def start_llama_cpp(job: dict, weights: str | None = None) -> Iterator[Complete]:
     """llama.cpp, compiled for this machine, by its Python binding. It brings batches of many sequences, but nobody who
     fills them: that is here, decodes first, then prompts, up to 512 tokens a step. What all prompts begin with is
-    computed once, in a sequence of its own, which is copied (as its example `parallel` does)."""
+    computed once, in a separate sequence, which is copied (as its example `parallel` does)."""
     import numpy as np
     from llama_cpp import llama_cpp as llama
 

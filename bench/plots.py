@@ -126,7 +126,7 @@ def clock(trace: Sequence) -> tuple[np.ndarray, np.ndarray]:
 
 @large
 def ladder(result: dict) -> Picture:
-    """The engines of a benchmark, each beside the one before it: output tokens per second, what it took, and how long
+    """The engines of a benchmark, each next to the previous one: output tokens per second, what it took, and how long
     the requests waited. The axes are logarithmic: equal ratios are equally long."""
     rows = result["summary"]
     engines = [row["engine"] for row in rows]
@@ -154,7 +154,7 @@ def ladder(result: dict) -> Picture:
 
 
 def stage_name(engine: str) -> str:
-    """`stage 3` of stage03_kvcache; a peer's name as it is."""
+    """`stage 3` for stage03_kvcache; a peer's name unchanged."""
     return f"stage {int(engine[5:7])}" if engine in IDEAS else engine
 
 
@@ -266,7 +266,7 @@ def places(trace: Sequence) -> dict[str, int]:
     """The slot of every request: the lowest that is free when it is first seen, until it is last seen."""
     last = {row.request_id: i for i, step in enumerate(trace) for row in step.rows}
     slots: dict[str, int] = {}
-    busy: dict[int, int] = {}  # slot -> the last step of who has it
+    busy: dict[int, int] = {}  # slot -> the last step of the request in it
     for i, step in enumerate(trace):
         for row in step.rows:
             if row.request_id not in slots:
@@ -277,8 +277,8 @@ def places(trace: Sequence) -> dict[str, int]:
 
 @styled
 def slots(traces: dict[str, Sequence]) -> Picture:
-    """Who has which slot, when: a bar for each request, red where it is its prefill, and grey where a slot computes
-    nothing that anybody wants. A dotted line where a batch ends: nobody of it goes on."""
+    """Which request has which slot, when: a bar for each request, red during its prefill, and gray where a slot
+    computes nothing useful. A dotted line where a batch ends: none of its requests goes on."""
     counts = {name: 1 + max(places(trace).values()) for name, trace in traces.items()}
     figure = Picture(figsize=(9.5, 0.9 + sum(0.55 + 0.24 * n for n in counts.values())))
     axes = figure.subplots(len(traces), 1, sharex=True, squeeze=False, height_ratios=list(counts.values()))[:, 0]
@@ -328,7 +328,7 @@ def slots(traces: dict[str, Sequence]) -> Picture:
 
 
 def batch_ends(trace: Sequence) -> list[int]:
-    """The steps after which nobody goes on who was in them, with several at once: where a static batch ends."""
+    """The steps after which none of several rows goes on: where a static batch ends."""
     live = [{row.request_id for row in step.rows} for step in trace]
     return [i for i, (now, then) in enumerate(pairwise(live)) if len(now) > 1 and not now & then]
 

@@ -13,7 +13,7 @@ all engines, until they first differ from float32.
 The stages' logits are the engine's own, as it makes them for `prompt_logprobs`. llama.cpp scores a tale in one batch,
 CTranslate2 too; OpenVINO token by token, for it reads its cache of 8 bits only in steps after the first. Its numbers in
 float32 are a peer's reference. llama.cpp's Q8_0 wants rows of a multiple of 32, and tinytales has 120: it gets a model
-whose features are there four times, which computes the same function (see `repeated`).
+whose features are repeated four times, which computes the same function (see `repeated`).
 
 A second table takes int8 apart, in torch, on stage 1's modules: numbers are rounded there and multiplied as floats.
 
@@ -209,9 +209,9 @@ def run_peer(name: str, job: dict) -> dict:
 
 
 def repeated(tensors: dict[str, Any], n_head: int, copies: int) -> dict[str, Any]:
-    """The weights of a model whose features are there several times, and its heads: the same function, for means,
-    variances and so the norms stay, and what sums over features is divided by `copies`, a power of two. It is as in
-    bench/wide.py, but 24 features stand beside their copies: so each group of 32 has the same largest number as these
+    """The weights of a model whose features and heads are repeated: the same function, because means,
+    variances and so the norms stay, and what sums over features is divided by `copies`, a power of two. It works as in
+    bench/wide.py, but 24 features are next to their copies, so each group of 32 has the same largest number as these
     24, all copies are rounded alike, and rounding costs what it would with groups of 24."""
     import torch
 
@@ -532,7 +532,7 @@ def ablation_table(result: dict) -> str:
 
 
 def worst_channel(weights: dict[str, Any]) -> tuple[str, int]:
-    """The matrix and the channel whose numbers are the smallest beside the largest of the whole matrix."""
+    """The matrix and the channel whose numbers are smallest relative to the largest of the whole matrix."""
 
     def spread(name: str) -> tuple[float, int]:
         largest = weights[name].abs().amax(dim=1)  # [out, in] -> [out]
@@ -544,7 +544,7 @@ def worst_channel(weights: dict[str, Any]) -> tuple[str, int]:
 
 
 def draw_histogram() -> Any:
-    """The weights of one output channel, with the integers' grid of a scale for the whole matrix, and of its own."""
+    """The weights of one output channel, with the integer grids of the whole matrix's scale and of its own."""
     from bench.plots import BLUE, GREY, INK, ORANGE, Picture, large
 
     original = Simulation().original

@@ -51,7 +51,7 @@ def summarize(
     """`runs`, with the latencies that follow from the times of the tokens, and `summary`, each engine's medians.
 
     A ratio is to the stage before in the same run; a peer's is to the last stage. With several companies an engine has
-    a row for each of them, and ratios are to others beside the same. The limit is another one for weights in int8.
+    a row for each of them, and ratios are to engines under the same load. The limit is another one for weights in int8.
     """
     runs = [digest(run, arrivals) for run in runs]
     summary = []
@@ -141,7 +141,7 @@ LOSES = {
     "stage04_continuous": ("all outputs are equally long", "equal"),
     "stage05_paged": ("memory is plenty, and no prompts begin alike", "tail"),
     "stage06_fast": ("there is no C compiler, or it runs on a GPU: then it computes as stage 5 does", None),
-    "stage07_speculative": ("guesses are refused: many requests at once, or text that nobody can guess", None),
+    "stage07_speculative": ("guesses are refused: many requests at once, or text that can't be guessed", None),
     "stage08_int8": ("prompts are long, and the CPU has AMX, which is fast in bfloat16, too", None),
 }
 
@@ -191,13 +191,13 @@ def caption(result: dict) -> str:
         f"Workload {result['workload']}: {what}, at most {result['max_num_seqs']} at once",
         f", {result['rate']:g} arriving a second" if result["rate"] else "",
         f", {result['kv_cache_bytes'] / 1e6:.0f} MB of KV cache" if result.get("kv_cache_bytes") else "",
-        f", {beside(result['company'])}" if isinstance(result.get("company"), str) else "",
+        f", {with_company(result['company'])}" if isinstance(result.get("company"), str) else "",
         f", {sampled(result)}" if "sampling" in result else "",
         f"; {result['model']}{' with random weights' if result['load_format'] == 'dummy' else ''}, {result['dtype']}; ",
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ",
         in_rounds(seconds_of(result)),
         f", {machine['date']}" if "date" in machine else "",
-        f", beside other programs (load {machine['load']:.0f})" if is_busy(machine) else "",
+        f", with other programs running (load {machine['load']:.0f})" if is_busy(machine) else "",
         ". ",
     ]
     if result["least_seconds"]:
@@ -217,7 +217,7 @@ def caption(result: dict) -> str:
 
 
 def seconds_of(result: dict) -> list[list[float]]:
-    """Of each engine, and beside each company, the seconds of its runs."""
+    """The seconds of each engine's runs, for each background load."""
     seconds: dict[tuple, list[float]] = {}
     for run in result["runs"]:
         seconds.setdefault((run["engine"], run.get("company")), []).append(run["seconds"])
@@ -243,15 +243,15 @@ def tables(result: dict, names: tuple[str, ...] = ("speed", "work")) -> str:
     return "\n\n".join([*(table(result, name) for name in names), caption(result)])
 
 
-def beside(company: str) -> str:
+def with_company(company: str) -> str:
     """The company of a run, in words."""
     if company in ("0", "torch"):
-        return {"0": "alone", "torch": "beside a torch program"}[company]
-    return f"beside {company} busy process{'es' if company != '1' else ''}"
+        return {"0": "alone", "torch": "with a torch program"}[company]
+    return f"with {company} busy process{'es' if company != '1' else ''}"
 
 
 def company_table(result: dict) -> str:
-    """The engines, a row each, beside each company: tok/s, and how many times slower that is than alone."""
+    """The engines, a row each, under each background load: tok/s, and how many times slower that is than alone."""
     rows = {(row["engine"], row["company"]): row for row in result["summary"]}
     over = [(one["engine"], one["company"]) for one in result["over"]]
     engines = dict.fromkeys(engine for engine, _ in [*rows, *over])
@@ -266,10 +266,10 @@ def company_table(result: dict) -> str:
             return ""
         return f"over {result['limit']:g} s" + (f" (> {result['limit'] / alone['seconds']:.1f} ×)" if alone else "")
 
-    titles = ["engine", *("alone" if company == "0" else f"beside {company}" for company in result["company"])]
+    titles = ["engine", *("alone" if company == "0" else f"with {company}" for company in result["company"])]
     lines = [[f"`{engine}`", *(cell(engine, company) for company in result["company"])] for engine in engines]
     return grid(titles, lines) + (
-        "\n\nOutput tokens per second, in brackets how many times slower than alone; beside processes that only "
+        "\n\nOutput tokens per second, in brackets how many times slower than alone; with processes that only "
         f"loop, or a torch program with two threads; {result['machine']['cores']} cores. {caption(result)}"
     )
 

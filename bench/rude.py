@@ -3,12 +3,12 @@
     python -m bench.rude --json bench/results/rude.json       # some seven minutes
     python -m bench.rude --seconds 4 --rounds 1 --kinds completions,bodies
 
-A good client asks for 8 tokens again and again, beside a rude one, and beside a polite one that has as many tokens
+A good client asks for 8 tokens again and again, next to a rude client, and next to a polite one that has as many tokens
 made: it keeps as many single streams open as the rude one gets places in the batch, or does nothing where the rude one
-gets no tokens; beside the one who gives up, or searches with beams, it asks for as many prompts, and one token each.
+gets no tokens; instead of giving up, or searching with beams, it asks for as many prompts, and one token each.
 Both take turns, on one server of stage 6 with GPT-2's sizes and random weights. They run at the lowest priority: on
-machines of their own they would take none of the server's CPU. The table says the median and the p99 of the good
-client's waits for a first token (TTFT) and between two (ITL), beside either, and the ratios of the p99.
+separate machines they would take none of the server's CPU. The table says the median and the p99 of the good
+client's waits for a first token (TTFT) and between two (ITL), next to either, and the ratios of the p99.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def streams(port: int, number: int = PLACES - 1) -> None:
 
 
 def prompts_alone(port: int) -> None:
-    """Requests of 64 tokens for one: what is computed of those that are given up."""
+    """Requests for 64 tokens, one of which is needed: how much is computed of abandoned requests."""
     again_and_again(port, PLACES - 1, packed(prompt=list(range(64)), max_tokens=1, stream=True))
 
 
@@ -151,7 +151,7 @@ def aborts(port: int) -> None:
             one.recv(1000)
 
 
-# What it is called, who it is, and the polite client beside which it is measured.
+# Its name, the rude client, and the polite client that is measured next to it.
 KINDS: dict[str, tuple[str, Callable, Callable]] = {
     "completions": ("2 requests for 128 completions of 1,000 tokens", completions, streams),
     "prompts": ("2 requests of 128 prompts, 1,000 tokens each", prompts, streams),
@@ -205,8 +205,8 @@ def begin(client: Callable, port: int, begun: Any) -> None:
     client(port)
 
 
-def beside(client: Callable, port: int, seconds: float, seed: int) -> dict[str, list[float]]:
-    """The good client's waits beside this one, a process of its own, which has begun two seconds before."""
+def waits_next_to(client: Callable, port: int, seconds: float, seed: int) -> dict[str, list[float]]:
+    """The polite client's waits next to this rude one, a separate process that started two seconds earlier."""
     context = multiprocessing.get_context("spawn")
     begun = context.Event()
     process = context.Process(target=begin, args=(client, port, begun), daemon=True)
@@ -238,7 +238,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict]:
             found = {who: {"ttft": [], "itl": []} for who in ("polite", "rude")}
             for i in range(args.rounds):
                 for who, client in (("polite", polite), ("rude", rude)):
-                    for key, values in beside(client, port, args.seconds, i).items():
+                    for key, values in waits_next_to(client, port, args.seconds, i).items():
                         found[who][key] += values
             run = {"kind": name, "what": what, "requests": {who: len(found[who]["ttft"]) for who in found}}
             for key in ("ttft", "itl"):
@@ -260,13 +260,13 @@ def cells(run: dict) -> list[str]:
 
 
 def table(result: dict) -> str:
-    titles = ["beside"]
+    titles = ["rude client"]
     for key in ("TTFT", "ITL"):
-        titles += [f"{key} p50, p99 beside the polite", "beside the rude", "ratio of p99"]
+        titles += [f"{key} p50, p99 next to the polite", "next to the rude", "ratio of p99"]
     at, runs = result["machine"], result["runs"]
     requests = [number for run in runs for number in run["requests"].values()]
     return grid(titles, map(cells, runs)) + (
-        f"\n\nFrom {min(requests)} to {max(requests)} requests of {TOKENS} tokens beside each; GPT-2's sizes with "
+        f"\n\nFrom {min(requests)} to {max(requests)} requests of {TOKENS} tokens next to each; GPT-2's sizes with "
         f"random weights, stage 6, at most {PLACES} at once; {at['device']}, {at['cores']} cores, which the clients "
         f"and other programs share. `{command(result)}`"
     )
@@ -274,7 +274,7 @@ def table(result: dict) -> str:
 
 OPTIONS = {
     "--kinds": dict(type=lambda text: text.split(","), default=list(KINDS), help=", ".join(KINDS)),
-    "--seconds": dict(type=float, default=6, help="beside each, a round (default: %(default)s)"),
+    "--seconds": dict(type=float, default=6, help="of each client, a round (default: %(default)s)"),
     "--rounds": dict(type=int, default=2, help="of taking turns (default: %(default)s)"),
 }
 main = script(measure, table, options=OPTIONS)

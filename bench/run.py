@@ -84,7 +84,7 @@ def source(result: dict, spread: bool = True) -> str:
     machine, measured = result["machine"], list(figures(result))
     threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
     rounds = f"; {in_rounds(measured, spread)}" if measured else ""
-    busy = ", beside other programs" if is_busy(machine) else ""
+    busy = ", with other programs running" if is_busy(machine) else ""
     return f"{machine['device']}, {threads}, torch {machine['torch']}{rounds}{busy}. `{command(result)}`"
 
 
@@ -99,7 +99,7 @@ def command(result: dict) -> str:
 
 
 def why(error: Exception) -> str:
-    """What an error says, without a number of the operating system's."""
+    """An error's message, without the operating system's error number."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error)
@@ -118,7 +118,7 @@ def script(
 
     Args:
         rounds: how many there are by default, if any.
-        options: flag -> what argparse is told of it.
+        options: flag -> its arguments for argparse.
         plot: draws a result; None if there is nothing to draw.
         figures: the rounds of each figure of a result.
     """
@@ -168,7 +168,7 @@ def script(
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
         if result:
             result = json.loads(json.dumps(result))  # keys as a file has them
-            try:  # before the table: a terminal that has gone is no reason to lose it
+            try:  # before the table: a closed terminal must not lose the result
                 if plot and args.plot and (picture := plot(result)):
                     picture.savefig(args.plot)
             except OSError as error:

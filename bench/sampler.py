@@ -1,4 +1,4 @@
-"""What does sampling cost? The sampler alone, by what people ask of it.
+"""What does sampling cost? The sampler alone, for typical parameters.
 
     python -m bench.sampler --json bench/results/avx512/sampler.json
 

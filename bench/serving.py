@@ -7,7 +7,7 @@
 
 All servers have one checkpoint with GPT-2's sizes and random weights, float32, the same number of requests at once,
 and get the same requests at the same times: random tokens, as many in as out, arriving at random (Poisson). Engines
-take turns at each rate. A request counts towards goodput if its first token came within --ttft ms, and each further
+take turns at each rate. A request counts toward goodput if its first token came within --ttft ms, and each further
 one, on average, within --tpot ms. The client shares the cores with the server, as on the machine of a user.
 
 guidellm keeps a number of requests under way instead, of texts that it writes, and takes the time between tokens per

@@ -136,7 +136,7 @@ class Bench:
         rows: list[tuple[str, str, int | str]] = [("prompt lookup", "ngram", "auto"), ("draft model", DRAFT, "auto")]
         if text != "tales":
             return rows + [(f"prompt lookup, {k}", "ngram", k) for k in FIXED[2:]] + [("draft model, 8", DRAFT, 8)]
-        fixed = FIXED[:3] if self.count >= 16 else FIXED  # with so many, more guesses only take longer
+        fixed = FIXED[:3] if self.count >= 16 else FIXED  # with that many requests, more guesses only take longer
         return [*rows, *((f"draft model, {k}", DRAFT, k) for k in fixed), ("independent", DRAFT, "auto")]
 
     def run(self, text: str) -> list[dict]:
@@ -169,13 +169,13 @@ class Bench:
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict]:
-    """Cells, one after the other: of each text, number of requests and engine."""
+    """Cells, one after another: for each text, number of requests and engine."""
     cells = []
     with tempfile.TemporaryDirectory() as folder:
         directory = str(wide.make(args.directory or Path(folder, "wide")))
         for count in args.requests:
             bench = Bench(directory, args.dtype, count)
-            # With many at once only the first kind: there all that matters is that nobody guesses.
+            # With many at once only the first kind: there all that matters is that there are no guesses.
             for text in args.texts[: 1 if count >= 16 else None]:
                 print(f"{args.dtype}, {count} at once, {text}", file=sys.stderr)
                 cells += cells_of(bench, text, args.repeat)
@@ -219,7 +219,7 @@ def table(result: dict) -> str:
     cells = {(cell["text"], cell["engine"], cell["count"]): cell for cell in result["cells"]}
     rows = []
     for text, engine in dict.fromkeys((cell["text"], cell["engine"]) for cell in result["cells"]):
-        row = [text, {"stage 6": "nobody (stage 6)"}.get(engine, engine)]
+        row = [text, {"stage 6": "no guesses (stage 6)"}.get(engine, engine)]
         for count in counts:
             cell = cells.get((text, engine, count))
             speed = f"{cell['speed']:,.0f} tok/s" if cell and engine == "stage 6" else ""
@@ -250,7 +250,7 @@ def plot(result: dict) -> plots.Picture:
         own = [cell for cell in cells if cell["count"] == count and "predicted" in cell]
         ks, gains = [cell["num_drafts"] for cell in own], [median(cell["rounds"]) for cell in own]
         left.plot(ks, gains, color=color, marker=marker, label=f"{count} at once")
-        if count < 16:  # with more, the rows are beyond those that were timed
+        if count < 16:  # with more, there are more rows than were timed
             left.plot(ks, [c["predicted"] for c in own], color=color, linestyle=":", linewidth=1)
     fixed = [cell for cell in cells if "predicted" in cell]
     best = {count: max(median(cell["rounds"]) for cell in fixed if cell["count"] == count) for count in counts}

@@ -21,7 +21,7 @@ the rate of matrix products that torch or stage 6's kernels reach, measured befo
 weights in int8 it is the limit of a byte for each weight, and of products of integers.
 
 With `--company`, others use the machine while an engine is measured (not while it is loaded and warmed up): N processes
-that only loop, or a torch program with two threads; 0 is nobody. With several, each engine is measured beside each, and
+that only loop, or a torch program with two threads; 0 is none. With several, each engine is measured with each, and
 the table tells how many times slower than alone it is.
 
 Workloads (bench/workloads.py; random tokens, the same ones every time), or FILE, with a line of JSON per
@@ -50,14 +50,14 @@ from tqdm import tqdm
 from bench import plots, workloads
 from bench.machine import describe, int8_rate, kernel_limits, least_seconds, matmul_rate, read_bandwidth
 from bench.peers import PEERS
-from bench.report import beside, seconds_of, summarize, tables
+from bench.report import seconds_of, summarize, tables, with_company
 from bench.run import Failure, check_outputs, in_turn, script
 from tools.engines import STAGES
 from tools.sync_stages import ROOT
 
 LAST = STAGES[-1]
 __doc__ = str(__doc__) + "\n" + str(workloads.__doc__).split("\n\n")[1]  # what each workload is
-FEW = 8  # requests of a workload beside company, where an engine may be thirty times slower
+FEW = 8  # requests of a workload under background load, where an engine may be thirty times slower
 MOST_COMPANY = 256  # processes
 LONGEST = 1e6  # seconds
 
@@ -155,7 +155,7 @@ OPTIONS: dict[str, dict] = {
     "--weights": dict(choices=("int8", "as-is"), help="of stage 8; default: its own, int8 on a CPU, as-is on CUDA"),
     "--speculate": dict(metavar="NAME", help="of stages 7 and later; off: a token for each forward pass"),
     "--device": dict(default="auto", help="cpu, cuda, cuda:1; default: CUDA if there is one"),
-    "--company": dict(metavar="N|torch,…", help="busy processes beside each engine: how many, or a torch program"),
+    "--company": dict(metavar="N|torch,…", help="busy processes next to each engine: how many, or a torch program"),
     "--limit": dict(type=float, metavar="SECONDS", help='end a run that takes longer, which the table calls "over"'),
 }
 
@@ -181,7 +181,7 @@ def check(args: argparse.Namespace) -> None:
         ((args.limit or 0) > LONGEST, f"--limit must be at most {LONGEST:,.0f} seconds, got {args.limit}"),
         (args.rate == math.inf, "--rate must be a number; without it all requests are there at the start"),
         (len(set(args.companies)) < len(args.companies), "--company names one twice"),
-        (args.companies and args.plot, "--plot draws the engines beside one company, not several"),
+        (args.companies and args.plot, "--plot draws the engines with one company, not several"),
         (
             args.rate and (args.peers or min(args.stages, default=4) < 4),
             "--rate needs an engine that takes requests while it runs: stage 4 or a later one",
@@ -237,12 +237,12 @@ def probe(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
 def run_all(
     job: dict, engines: list[str], companies: list[str], repeat: int, failures: dict[str, str], folder: Path
 ) -> tuple[list[dict], list[dict]]:
-    """(runs, those that took longer than the limit): every engine beside each company (or as the job says, if there is
-    none), `repeat` times, in alternating order. One that fails joins `failures`; others go on. One that takes too long
-    is not run again. After Ctrl-C it is what has been measured until then."""
+    """(runs, those that took longer than the limit): every engine under each background load (or as the job says, if
+    there is none), `repeat` times, in alternating order. One that fails joins `failures`; others go on. One that takes
+    too long is not run again. After Ctrl-C it is what has been measured until then."""
     pairs = [(company, engine) for company in companies or [None] for engine in engines]
     runs, over = {pair: [] for pair in pairs}, []
-    names = {(c, engine): engine if c is None else f"{engine} {beside(c)}" for c, engine in pairs}
+    names = {(c, engine): engine if c is None else f"{engine} {with_company(c)}" for c, engine in pairs}
 
     def run(pair: tuple) -> None:
         bar.set_description(names[pair])
@@ -268,7 +268,8 @@ def run_all(
 
 
 def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
-    """(the model's sizes, its directory, what every engine is told). Raises ValueError or OSError for what is wrong."""
+    """(the model's sizes, its directory, the options of every engine). Raises ValueError or OSError for bad
+    arguments."""
     weights, pick = LAST.part("weights"), LAST.part("options")
     device = pick.pick_device(args.device)
     dtype = pick.pick_dtype(args.dtype, device)
@@ -330,7 +331,7 @@ def run_beside_probes(
 def circumstances(
     args: argparse.Namespace, config, job: dict, over: list[dict], limits: tuple[float, float, float | None]
 ) -> dict[str, object]:
-    """What a result says besides what the engines did: the workload, the model, the machine and what it could do."""
+    """The context of a result: the workload, the model, the machine and its limits."""
     bandwidth, rate, of_integers = limits
     itemsize = getattr(torch, job["dtype"]).itemsize
 

@@ -3,9 +3,9 @@
     python -m bench.wide DIRECTORY     # 445 MB, in seconds
 
 How many guesses are right depends on the text, so random weights can't tell what speculation gains; and tinytales alone
-is so small that a step costs next to nothing. So each of its 120 features stands here six times. Means and variances,
-and with them the norms, stay as they are. A product sums six times as many terms, so its weights are divided by six;
-the heads are there six times, too. The last norm is divided by six for the vocabulary's matrix, which is not. Six more
+is so small that a step costs next to nothing. So each of its 120 features is repeated six times. Means and variances,
+and with them the norms, stay the same. A product sums six times as many terms, so its weights are divided by six; the
+heads are repeated six times, too. The last norm is divided by six for the vocabulary's matrix, which is not. Six more
 layers multiply like the others and add nothing, since what they would add has weights of zero. So it computes the same
 function: 720 wide, 12 layers, 30 heads, 111 million parameters, against 768, 12, 12 and 124 million of GPT-2.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tools.engines import TINYTALES
 
-TIMES = 6  # each feature is there
+TIMES = 6  # copies of each feature
 MORE_LAYERS = 6
 FILES = ("merges.txt", "vocab.json", "generation_config.json")
 
@@ -63,7 +63,7 @@ def widen(tensors: dict[str, Tensor], n_layer: int, n_head: int) -> dict[str, Te
 
 
 def make(directory: Path, source: Path = TINYTALES) -> Path:
-    """Write the wide checkpoint of a model, unless it is there already; returns the directory."""
+    """Write a model's wide checkpoint, unless it exists; returns the directory."""
     if (directory / "model.safetensors").exists():
         return directory
     directory.mkdir(parents=True, exist_ok=True)

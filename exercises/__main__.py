@@ -138,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
         "engine": engine,
         "grade": grade_class,
         "time": time_it,
-    }  # these have flags of their own
+    }  # these parse their own flags
     if argv[:1] and argv[0] in own:
         return guarded(lambda: own[argv[0]](argv[1:]))
     parser = argparse.ArgumentParser(

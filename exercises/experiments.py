@@ -225,7 +225,7 @@ def crowd(
         f"computed again. That happened {times} times, and {again:,} of {stats.num_tokens_computed:,} places were "
         f"computed twice."
         if times
-        else "The blocks never ran out, so nobody was preempted."
+        else "The blocks never ran out, so no request was preempted."
     )
     return Outcome(
         [peak, times],

@@ -1,4 +1,4 @@
-"""What all notebooks here begin with: the project as it is beside them, installed if it is not, and `run`."""
+"""The start of all notebooks here: the project next to them, installed if it is missing, and `run`."""
 
 import importlib.metadata
 import os

@@ -10,7 +10,7 @@ from .support.options import DTYPES, Options, integer, known_device, one_of, opt
 
 @dataclass(frozen=True)
 class EngineConfig(Options):
-    """What an engine is made with.
+    """The options of an engine.
 
     Raises:
         ValueError: an option is wrong; names it and its value.

@@ -12,13 +12,13 @@ from .request import Request
 class Batch:
     """Whole sequences of unequal lengths as a rectangle, padded on the left.
 
-    A row that is finished is carried along until all are: it goes through the model, and its result is thrown away.
+    A finished row is carried along until all are finished: it goes through the model, and its result is thrown away.
 
     Attributes:
         live: the requests that are not finished, and live_rows, the numbers of their rows.
         token_ids: [n_rows, n_seq]
-        num_padding: [n_rows], how many columns at the left of each row are not its own.
-        num_tokens: how many of all these tokens are of use.
+        num_padding: [n_rows], how many columns of padding each row has on its left.
+        num_tokens: how many of all these tokens are useful.
     """
 
     requests: list[Request]

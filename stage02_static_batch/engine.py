@@ -64,7 +64,7 @@ class Engine:
         return batch.live
 
     def check_fits(self, request: Request) -> None:
-        """Raise ValueError if a request can't be completed here, for want of room."""
+        """Raise ValueError if there is no room to complete a request."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens >= self.max_model_len:
             raise ValueError(

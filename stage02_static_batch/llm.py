@@ -59,7 +59,7 @@ class LLM(LLMBase):
     def as_completed(
         self, prompts: Prompts, sampling_params: Params | None = None
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """Like `generate`, but yields (index of the prompt, result) the moment a result is there."""
+        """Like `generate`, but yields (index of the prompt, result) as soon as a result is ready."""
         requests = self.inputs.requests(prompts, sampling_params)
         index = {request: i for i, request in enumerate(requests)}
         steps = self.engine.run(deque(requests))

@@ -106,7 +106,7 @@ class GPT2(nn.Module):
     def forward(self, token_ids: Tensor, num_padding: Tensor) -> Tensor:
         """The logits of the token that follows each sequence: [batch, n_seq] int64 -> [batch, vocab_size] float32.
 
-        num_padding: [batch], how many columns at the left of each row are not its own.
+        num_padding: [batch], how many columns of padding each row has on its left.
         """
         columns = torch.arange(token_ids.shape[1], dtype=torch.int64, device=token_ids.device)  # [n_seq]
         own = columns >= num_padding[:, None]  # [batch, n_seq]

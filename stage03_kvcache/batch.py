@@ -11,17 +11,17 @@ from .request import Request
 
 @dataclass(frozen=True)
 class Batch:
-    """What is new in sequences of unequal lengths, as a rectangle: the whole prompts, padded on the left, and from then
-    on the last token of each.
+    """The new tokens of sequences of unequal lengths, as a rectangle: first the whole prompts, padded on the left, then
+    the last token of each.
 
-    A row that is finished is carried along until all are: it goes through the model, and its result is thrown away.
+    A finished row is carried along until all are finished: it goes through the model, and its result is thrown away.
 
     Attributes:
         live: the requests that are not finished, and live_rows, the numbers of their rows.
         cache: keys and values of the columns before the new ones.
         token_ids: [n_rows, n_new]
-        num_padding: [n_rows], how many columns at the left of each row are not its own.
-        num_tokens: how many of the new tokens are of use.
+        num_padding: [n_rows], how many columns of padding each row has on its left.
+        num_tokens: how many of the new tokens are useful.
         is_prefill: whether the new columns are the prompts.
     """
 

@@ -11,7 +11,7 @@ from .support.sampling_params import check_boolean
 
 @dataclass(frozen=True)
 class EngineConfig(Options):
-    """What an engine is made with.
+    """The options of an engine.
 
     Raises:
         ValueError: an option is wrong; names it and its value.

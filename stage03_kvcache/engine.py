@@ -65,7 +65,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, rows: list[Request], cache: KVCache) -> list[Request]:
-        """One forward pass over what is new in the batch, and one more token for each row that is not finished."""
+        """One forward pass over the batch's new tokens, and one more token for each row that is not finished."""
         batch = Batch.of(rows, cache, self.runner.device)
         logits = self.runner.forward(batch)  # [n_rows, n_new] -> [n_live, vocab_size]; the cache is n_new longer
         tokens = [sample(row, request) for row, request in zip(logits, batch.live, strict=True)]
@@ -80,7 +80,7 @@ class Engine:
         return batch.live
 
     def check_fits(self, request: Request) -> None:
-        """Raise ValueError if a request can't be completed here, for want of room."""
+        """Raise ValueError if there is no room to complete a request."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens >= self.max_model_len:
             raise ValueError(

@@ -1,7 +1,7 @@
 """The keys and values of a batch, kept from step to step, and how much memory they take.
 
-A token's key and value depend on the tokens before it alone, so they never change once they are computed. Keeping them
-turns the work of a step from a whole sequence into a single token.
+A token's key and value depend only on the tokens before it, so they never change once they are computed. Keeping them
+reduces the work of a step from a whole sequence to a single token.
 """
 
 import torch
@@ -13,8 +13,8 @@ SHARE_OF_FREE_MEMORY = 0.5  # a cache's share by default; the rest is for a pref
 
 
 class KVCache:
-    """Room for the keys and values of one batch, allocated once and written in place. Owned by the batch: it goes when
-    the batch ends.
+    """Room for the keys and values of one batch, allocated once and written in place. Owned by the batch, and freed
+    with it.
 
     Columns are those of the left-padded batch: every row's next token goes into the same column, `length`.
     """
@@ -30,15 +30,15 @@ class KVCache:
         device: torch.device,
     ):
         self.data = torch.empty(n_layer, 2, batch, n_head, max_len, head_dim, dtype=dtype, device=device)
-        self.length = 0  # columns that are filled
+        self.length = 0  # filled columns
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that there is room for, over all rows."""
+        """How many tokens fit, over all rows."""
         return self.data.shape[2] * self.data.shape[4]
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's keys and values of new columns after those that are filled, and return all of them.
+        """Write a layer's keys and values of new columns after the filled ones, and return all of them.
 
         2 x [batch, n_head, n_new, head_dim] -> 2 x [batch, n_head, length + n_new, head_dim], views without a copy
         """
@@ -50,7 +50,7 @@ class KVCache:
 
 
 def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
-    """What one token takes: a key and a value of n_embd numbers in every layer."""
+    """The bytes of one token: a key and a value of n_embd numbers in every layer."""
     return 2 * n_layer * n_embd * dtype.itemsize
 
 
@@ -60,7 +60,7 @@ def default_cache_bytes(device: torch.device) -> int:
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
-    """Raise ValueError unless a device has so much memory: a system that promises it anyway may kill us later."""
+    """Raise ValueError unless a device has this much memory: a system that overcommits may kill us later."""
     free = free_memory(device)
     if num_bytes > free:
-        raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, there are {free:,} free")
+        raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, but only {free:,} are free")

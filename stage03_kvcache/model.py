@@ -110,7 +110,7 @@ class GPT2(nn.Module):
     def forward(self, token_ids: Tensor, num_padding: Tensor, cache: KVCache) -> Tensor:
         """The logits of the token that follows each sequence: [batch, n_new] int64 -> [batch, vocab_size] float32.
 
-        num_padding: [batch], how many columns at the left of each row are not its own.
+        num_padding: [batch], how many columns of padding each row has on its left.
         cache: holds the keys and values of the columns before token_ids, and gets those of token_ids.
         """
         n_seq = cache.length + token_ids.shape[1]

@@ -1,4 +1,4 @@
-"""Complete prompts with this directory alone: `python -m` with its name, `--prompts "Once upon a time"`."""
+"""Complete prompts with this directory alone: `python -m NAME --prompts "Once upon a time"`, NAME being its own."""
 
 import argparse
 import sys

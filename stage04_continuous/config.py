@@ -12,7 +12,7 @@ from .support.sampling_params import check_boolean
 
 @dataclass(frozen=True)
 class EngineConfig(Options):
-    """What an engine is made with.
+    """The options of an engine.
 
     Raises:
         ValueError: an option is wrong; names it and its value.
@@ -43,7 +43,7 @@ class EngineConfig(Options):
         check_boolean,
         "cut a prompt that does not fit into a step",
         name="--no-chunked-prefill",
-        help="prefill every prompt in a single step, which then takes as long as it takes",
+        help="prefill every prompt in a single step, however long that takes",
     )
-    kv_cache_bytes: int | None = option(None, integer(1), "memory for the KV cache (default: half of the free)")
+    kv_cache_bytes: int | None = option(None, integer(1), "memory for the KV cache (default: half of the free memory)")
     seed: int = option(0, integer(0, 2**64 - 1), "with a request's number, makes its seed if it has none")

@@ -1,7 +1,7 @@
-"""The engine runs in a thread of its own, and callers talk to it through queues.
+"""The engine runs in its own thread, and callers talk to it through queues.
 
 This is continuous batching seen from outside: a request may come at any time and from any thread, and joins the others
-at the next step. A caller puts its requests into the engine's queue, and waits for its results in a queue of its own.
+at the next step. A caller puts its requests into the engine's queue, and waits for its results in another queue.
 Only one thread touches the engine, so the engine needs no lock. `put` never blocks, so a finalizer or a signal handler
 may abort a request at any moment. And Ctrl-C, which Python raises in the main thread, interrupts a caller that waits,
 never a step that is half done.
@@ -34,7 +34,7 @@ class QueueFullError(RuntimeError):
 
 
 class EngineClosedError(RuntimeError):
-    """The engine takes no more requests."""
+    """The engine accepts no more requests."""
 
 
 class EngineLoop:
@@ -126,7 +126,7 @@ class EngineLoop:
             self.commands.put(lambda: self._add(requests, deliver))
 
     def abort(self, requests: Iterable[Request]) -> None:
-        """End these requests as they are, unless they have ended already. Never blocks."""
+        """End these requests now, unless they have already ended. Never blocks."""
         if requests := list(requests):
             self.commands.put(lambda: self._abort(requests))
 
@@ -148,8 +148,8 @@ class EngineLoop:
         return wait(answer)[0]
 
     def close(self, *, abort: bool = False) -> None:
-        """Take no more requests, finish the unfinished ones (or abort them), and end the thread. Does not wait for its
-        end."""
+        """Accept no more requests, finish the unfinished ones (or abort them), and end the thread. Does not wait for
+        it."""
         with self.lock:
             self.closing = True
             self.commands.put(lambda: self._abort(list(self.waiters)) if abort else None)

@@ -41,7 +41,7 @@ class KVCache:
 
 
 def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
-    """What one token takes: a key and a value of n_embd numbers in every layer."""
+    """The bytes of one token: a key and a value of n_embd numbers in every layer."""
     return 2 * n_layer * n_embd * dtype.itemsize
 
 
@@ -51,7 +51,7 @@ def default_cache_bytes(device: torch.device) -> int:
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
-    """Raise ValueError unless a device has so much memory: a system that promises it anyway may kill us later."""
+    """Raise ValueError unless a device has this much memory: a system that overcommits may kill us later."""
     free = free_memory(device)
     if num_bytes > free:
-        raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, there are {free:,} free")
+        raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, but only {free:,} are free")

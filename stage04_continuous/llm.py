@@ -74,7 +74,7 @@ class LLM(LLMBase):
     def as_completed(
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """Like `generate`, but yields (index of the prompt, result) the moment a result is there."""
+        """Like `generate`, but yields (index of the prompt, result) as soon as a result is ready."""
         requests = self.inputs.requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
 
@@ -188,8 +188,8 @@ class AsyncLLM:
             self.llm.loop.abort([request])
 
     def close(self, *, abort: bool = False) -> None:
-        """Take no more requests, finish the unfinished ones (or abort them), and end the engine's thread. Blocks until
-        then."""
+        """Accept no more requests, finish the unfinished ones (or abort them), and end the engine's thread. Blocks
+        until then."""
         self.llm.loop.close(abort=abort)
         self.llm.loop.thread.join()
 

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Request:
-    """A prompt on its way to a completion. `add` is the only way that it grows, and decides when it ends.
+    """A prompt on its way to a completion. It grows only by `add`, which decides when it ends.
 
     Args:
         request_id: unique within the engine.
@@ -36,8 +36,8 @@ class Request:
         output_token_ids: the output's tokens, the one that ended it among them.
         token_times: when each of them came, in seconds of time.perf_counter.
         logprobs: one entry per output token, if requested.
-        text: what they say, up to a stop text.
-        finish_reason, stop_reason: why it ended; None while it goes on.
+        text: their text, up to a stop text.
+        finish_reason, stop_reason: why it ended; None until then.
         streamed: what a stream has sent so far: (tokens, characters, whether its end).
     """
 

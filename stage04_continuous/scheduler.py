@@ -1,6 +1,6 @@
 """Which requests compute how many tokens in the next step: iteration-level scheduling (Yu et al. 2022, "Orca").
 
-Plain Python: the scheduler knows requests, counts and slot numbers, and nothing of tensors. It owns the waiting and the
+Plain Python: the scheduler knows requests, counts and slot numbers, but no tensors. It owns the waiting and the
 running requests and the slots of the KV cache; the engine tells it what arrived and what ended.
 """
 
@@ -31,7 +31,7 @@ class Scheduler:
         max_num_batched_tokens: the most tokens that go through the model in a step.
         policy: which request is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then
             arrival) or "shortest" (the shortest prompt first, with aging).
-        enable_chunked_prefill: cut a prompt that does not fit into the step's rest; else it waits until it fits whole.
+        enable_chunked_prefill: split a prompt that does not fit into the rest of a step; else it waits until it fits.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Scheduler:
         self.free_slots = list(range(self.max_num_seqs))  # a heap: the lowest slot is taken first
 
     def add(self, request: Request) -> None:
-        if request.rank is None:  # else it comes back, with its rank
+        if request.rank is None:  # else it returns with its rank
             request.rank = policy_rank(self.policy, request, self.num_steps), next(self._arrivals)
         bisect.insort(self.waiting, request, key=lambda request: request.rank)
 
@@ -104,7 +104,7 @@ class Scheduler:
         self.emit("admitted", request, slot=request.slot)
 
     def remove(self, request: Request) -> None:
-        """Take out a request that ended or was aborted; its slot is free at once. Harmless if it is out already."""
+        """Remove a request that ended or was aborted; its slot is free at once. Removing it twice does no harm."""
         if request.slot is not None:
             self.running.remove(request)
             heapq.heappush(self.free_slots, request.slot)

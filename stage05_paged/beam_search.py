@@ -120,7 +120,7 @@ def make_searches(
     try:
         beam_width = check_integer("beam_width", beam_width, 1, most)
     except ValueError as error:
-        raise ValueError(f"{error} (the most is by max_num_seqs and max_num_batched_tokens)") from None
+        raise ValueError(f"{error} (max_num_seqs and max_num_batched_tokens set the maximum)") from None
     length_penalty = check_number("length_penalty", length_penalty, -100, 100)
     if early_stopping not in (False, True, "never"):
         raise ValueError(f"early_stopping must be False, True or 'never', got {early_stopping!r:.80}")

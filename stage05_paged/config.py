@@ -13,7 +13,7 @@ from .support.sampling_params import check_boolean
 
 @dataclass(frozen=True)
 class EngineConfig(Options):
-    """What an engine is made with.
+    """The options of an engine.
 
     Raises:
         ValueError: an option is wrong; names it and its value.
@@ -45,21 +45,21 @@ class EngineConfig(Options):
         check_boolean,
         "cut a prompt that does not fit into a step",
         name="--no-chunked-prefill",
-        help="prefill every prompt in a single step, which then takes as long as it takes",
+        help="prefill every prompt in a single step, however long that takes",
     )
     block_size: int = option(16, integer(1, 1024), "tokens in a block")
     num_blocks: int | None = option(
         None,
         integer(1),
-        "blocks of the KV cache (default: as many as can be of use, in a share of what memory is free)",
+        "blocks of the KV cache (default: as many as are useful and fit into a share of the free memory)",
     )
     kv_cache_bytes: int | None = option(None, integer(1), "memory for the KV cache, instead of num_blocks")
     enable_prefix_caching: bool = option(
         True,
         check_boolean,
-        "do not compute again the beginning of a prompt that the cache still holds",
+        "don't recompute the beginning of a prompt that is still in the cache",
         name="--no-prefix-caching",
-        help="compute every prompt whole",
+        help="compute every prompt in full",
     )
     watermark: float = option(
         0.01, fraction, "share of the blocks that an admission leaves free, for running requests to grow"

@@ -17,8 +17,8 @@ from .support.weights import Checkpoint
 class Engine:
     """Completes requests, each from when it is added until it ends or is aborted.
 
-    It runs in a thread of its own (engine_loop.py), which calls `step` for as long as there is work. No other thread
-    touches it, so it has no locks.
+    It runs in its own thread (engine_loop.py), which calls `step` as long as there is work. No other thread touches it,
+    so it has no locks.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -47,11 +47,11 @@ class Engine:
         )
 
     def add(self, request: Request) -> None:
-        """Put a request into the queue; the next steps will take it up."""
+        """Queue a request; one of the next steps will admit it."""
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
-        """End a request as it is, all of its completions; its blocks are free for the next step."""
+        """End a request now, with all its completions; its blocks are free for the next step."""
         for completion in request.group:
             if not completion.finished:
                 completion.finish("abort")

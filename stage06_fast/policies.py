@@ -15,7 +15,7 @@ def policy_rank(policy: str, request: Request, num_steps: int) -> float:
 
     "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All waiting requests age
     alike, so a newcomer instead starts with AGING added for each step already done. A prompt of P tokens is therefore
-    overtaken only by those that come within P / AGING steps after it: nothing starves.
+    overtaken only by prompts that come within P / AGING steps after it: nothing starves.
 
     Args:
         num_steps: how many steps the engine has done.

@@ -52,7 +52,7 @@ def choose(logits: Tensor, request: Request) -> int:
     scores = (scores - best) / params.temperature  # the best is 0, so no temperature overflows
     if params.top_k > 0:
         scores = keep_top_k(scores, params.top_k)
-    weights = scores.double().exp()  # probabilities, but for a factor; float32 would lose the rare tokens
+    weights = scores.double().exp()  # probabilities up to a factor; float32 would lose the rare tokens
     if params.top_p < 1:
         weights = keep_top_p(weights, params.top_p)
     if params.min_p > 0:
@@ -101,11 +101,11 @@ def keep_top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def keep_top_p(weights: Tensor, p: float) -> Tensor:
-    """Keep the fewest likeliest tokens that hold at least p of the probability (Holtzman et al. 2020); of equal ones
-    the first."""
+    """Keep the fewest likeliest tokens with at least p of the probability (Holtzman et al. 2020); of equal ones, the
+    first."""
     total = weights.sum()
-    # To sort the whole vocabulary would take longer than all else. What has less than (1 - p) / vocab_size of the
-    # probability is dropped in any case: all of it together has less than 1 - p.
+    # Sorting the whole vocabulary would take longer than all else. Tokens with less than (1 - p) / vocab_size of the
+    # probability are dropped in any case: all of them together have less than 1 - p.
     candidates = (weights >= (1 - p) * total / len(weights)).nonzero().squeeze(-1)  # [n_candidates]
     descending, order = weights[candidates].sort(descending=True, stable=True)
     num_kept = 1 + int((descending.cumsum(dim=-1) < p * total).sum())

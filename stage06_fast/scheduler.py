@@ -1,6 +1,6 @@
 """Which requests compute how many tokens in the next step: iteration-level scheduling (Yu et al. 2022, "Orca").
 
-Plain Python: the scheduler knows requests and counts, and nothing of tensors. It owns the waiting and the running
+Plain Python: the scheduler knows requests and counts, but no tensors. It owns the waiting and the running
 requests, and asks the block manager for their memory; the engine tells it what arrived and what ended.
 
 Memory is over-committed: a request is admitted when there are blocks for the tokens that it has, not for those that it
@@ -22,7 +22,7 @@ from .block_manager import BlockManager
 from .policies import policy_rank, sibling_lag
 from .request import Request, RequestState
 
-AHEAD = 16  # while a request waits for memory, completions that came up to so many after it may overtake it
+AHEAD = 16  # while a request waits for memory, completions that came up to this many after it may overtake it
 
 
 class Row(NamedTuple):
@@ -43,7 +43,7 @@ class Scheduler:
         policy: which request is admitted first: "fcfs" (in order of arrival), "fair" (so that no caller's batch
             delays others), "priority" (the lowest number first, then arrival) or "shortest" (the shortest prompt
             first, with aging).
-        enable_chunked_prefill: cut a prompt that does not fit into the step's rest; else it waits until it fits whole.
+        enable_chunked_prefill: split a prompt that does not fit into the rest of a step; else it waits until it fits.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Scheduler:
         self.running: list[Request] = []  # in order of admission
 
     def add(self, request: Request) -> None:
-        if request.rank is None:  # else it comes back, or is a completion that was ranked by `fork`
+        if request.rank is None:  # else it returns, or `fork` has ranked it
             request.rank = self._rank(request)
         bisect.insort(self.waiting, request, key=lambda request: request.rank)
 
@@ -90,7 +90,7 @@ class Scheduler:
     def schedule(self) -> list[Row]:
         """The rows of the next step.
 
-        Running requests go first, decodes before prefills, so that a long prompt never holds up the tokens of others;
+        Running requests go first, decodes before prefills, so that a long prompt never delays the tokens of others;
         then waiting ones are admitted while there are blocks and tokens left, unless one was preempted just now. If the
         first of them needs more blocks than are free, others that fit overtake it. A request is admitted only after
         every running one has its tokens, so there are never more running than tokens in a step, and each decodes in
@@ -140,7 +140,7 @@ class Scheduler:
 
     def _blocked_by(self, request: Request, budget: int, overtakes: bool = False) -> dict | None:
         """Why a request can't be admitted to a step with this token budget left; None if it can. One that
-        overtakes others leaves a free block to each that runs."""
+        overtakes others leaves a free block for each running request."""
         if len(self.running) >= self.max_num_seqs:
             return {"reason": "running", "most": self.max_num_seqs}
         if not budget:
@@ -199,7 +199,7 @@ class Scheduler:
             self.preempt(last)
 
     def preempt(self, request: Request) -> None:
-        """Send a running request back into the queue, with its rank and without its memory."""
+        """Send a running request back to the queue, with its rank but without its memory."""
         self.running.remove(request)
         self.block_manager.free(request)
         self.num_preempted += 1
@@ -228,7 +228,7 @@ class Scheduler:
         self.emit("forked", child, parent=parent.index, running=running, place=list(child.rank))
 
     def remove(self, request: Request) -> None:
-        """Take out a request that ended or was aborted; its blocks are free at once. Harmless if it is out already."""
+        """Remove a request that ended or was aborted; its blocks are free at once. Removing it twice does no harm."""
         if request in self.running:
             self.running.remove(request)
             self.block_manager.free(request)

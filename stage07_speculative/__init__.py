@@ -1,4 +1,4 @@
-"""Stage 7: several tokens a step, and the very same tokens: guesses, verified by the ordinary sampler."""
+"""Stage 7: several tokens per step, and exactly the same tokens: guesses, verified by the ordinary sampler."""
 
 from .support import openmp  # noqa: F401 (first: it comes before torch)  # pyright: ignore[reportUnusedImport]
 

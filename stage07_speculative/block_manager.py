@@ -184,8 +184,8 @@ class BlockManager:
             table.blocks[-1] = block
 
     def extend(self, sequence: Sequence, num_tokens: int) -> int:
-        """Give a sequence room for tokens that it may get, at most so many, from blocks that are free beside the
-        reserve. Returns for how many."""
+        """Give a sequence room for up to `num_tokens` tokens to come, in free blocks, without touching the reserve.
+        Returns how many fit."""
         blocks, end = self._tables[sequence].blocks, sequence.num_tokens + num_tokens
         while len(blocks) < self.num_needed(end) and self.num_free > self.watermark_blocks:
             blocks.append(self._pop_free())

@@ -14,7 +14,7 @@ from .attention import PagedAttention
 from .support.memory import empty, free_memory
 
 SHARE_OF_FREE_MEMORY = 0.5  # the cache's share by default; the rest is for a prefill's activations
-SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after those have been measured
+SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after measuring the activations
 PREFAULT = 128 << 20  # numbers whose memory is touched at the start: 7,281 tokens of GPT-2 small
 
 
@@ -63,13 +63,13 @@ class KVCache:
 
 
 def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
-    """What one token takes: a key and a value of n_embd numbers in every layer."""
+    """The bytes of one token: a key and a value of n_embd numbers in every layer."""
     return 2 * n_layer * n_embd * dtype.itemsize
 
 
 def default_cache_bytes(device: torch.device, full_step: Callable[[], None]) -> int:
-    """What the cache may take. On a CPU half of the memory that is free now; on CUDA, which we have to
-    ourselves, 90% of it, less what one full step takes (run to measure it)."""
+    """Bytes for the cache. On a CPU half of the memory that is free now; on CUDA, which we don't share, 90% of it,
+    minus what one full step takes (run to measure it)."""
     if device.type != "cuda":
         return int(free_memory(device) * SHARE_OF_FREE_MEMORY)
     before = torch.cuda.memory_allocated(device)
@@ -81,7 +81,7 @@ def default_cache_bytes(device: torch.device, full_step: Callable[[], None]) -> 
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
-    """Raise ValueError unless a device has so much memory: a system that promises it anyway may kill us later."""
+    """Raise ValueError unless a device has this much memory: a system that overcommits may kill us later."""
     free = free_memory(device)
     if num_bytes > free:
-        raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, there are {free:,} free")
+        raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, but only {free:,} are free")

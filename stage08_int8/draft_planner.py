@@ -29,7 +29,7 @@ class DraftPlanner:
     """Chooses the number of draft tokens of each request.
 
     Args:
-        drafter: what its drafts cost counts, too.
+        drafter: its drafts cost time too.
         runner: steps of its model are timed.
 
     Attributes:
@@ -46,7 +46,7 @@ class DraftPlanner:
     def plan(self, max_drafts: dict[Request, int], num_tokens: int) -> dict[Request, int]:
         """Draft tokens per request, given each one's maximum and the step's other tokens."""
         if not self.drafter.draft_cost and self.can_pay(GOOD_RATE, len(max_drafts), num_tokens):
-            found = self.drafter.draft(max_drafts)  # it is free, so look what there is before choosing
+            found = self.drafter.draft(max_drafts)  # it is free, so see what it finds before choosing
             max_drafts = {request: len(found.get(request, ())) for request in max_drafts}
         counts = self.best_counts(max_drafts, num_tokens)
         for request in max_drafts.keys() - counts.keys():
@@ -95,8 +95,8 @@ class DraftPlanner:
         return counts
 
     def probe(self, max_drafts: dict[Request, int], num_tokens: int) -> dict[Request, int]:
-        """A few draft tokens for one request, if they would pay should they be good, and few have been tried: without a
-        try, nothing is learned."""
+        """A few draft tokens for one request, if good ones would pay and few have been tried: without a try, nothing is
+        learned."""
         request = next((request for request, count in max_drafts.items() if count), None)
         tried = self.overall.num_tried >= FEW_TRIES
         if not request or tried or not self.can_pay(GOOD_RATE, len(max_drafts), num_tokens):

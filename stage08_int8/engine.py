@@ -18,8 +18,8 @@ from .support.weights import Checkpoint
 class Engine:
     """Completes requests, each from when it is added until it ends or is aborted.
 
-    It runs in a thread of its own (engine_loop.py), which calls `step` for as long as there is work. No other thread
-    touches it, so it has no locks.
+    It runs in its own thread (engine_loop.py), which calls `step` as long as there is work. No other thread touches it,
+    so it has no locks.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -49,11 +49,11 @@ class Engine:
         self.speculator = Speculator(config, self.runner, self.block_manager, self.model_config, self.max_model_len)
 
     def add(self, request: Request) -> None:
-        """Put a request into the queue; the next steps will take it up."""
+        """Queue a request; one of the next steps will admit it."""
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
-        """End a request as it is, all of its completions; its blocks are free for the next step."""
+        """End a request now, with all its completions; its blocks are free for the next step."""
         for completion in request.group:
             if not completion.finished:
                 completion.finish("abort")
@@ -78,7 +78,7 @@ class Engine:
         return list(dict.fromkeys(news))
 
     def verify(self, batch: Batch) -> Batch:
-        """The requests whose token is the one that was guessed, ready for their next; their blocks may be findable."""
+        """The requests whose token is the one that was guessed, ready for their next; their blocks may be cached."""
         batch = batch.verified()
         for request in batch.ready:
             self.block_manager.cache_full_blocks(request, request.num_tokens)

@@ -1,4 +1,4 @@
-"""The model again, by the kernels: the same function as `GPT2.forward`, at the machine's speed.
+"""The model again, with the kernels: the same function as `GPT2.forward`, at the machine's speed.
 
 model.py says what is computed, and runs where the kernels can't (no compiler, CUDA). Here its weights are packed once
 for the kernels, and a step is one call of C. The README explains each optimization, and what it gains.

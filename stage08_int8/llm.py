@@ -74,7 +74,7 @@ class LLM(LLMBase):
     def as_completed(
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """Like `generate`, but yields (index of the prompt, result) the moment a result is there."""
+        """Like `generate`, but yields (index of the prompt, result) as soon as a result is ready."""
         requests = self.inputs.requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
 
@@ -112,7 +112,7 @@ class LLM(LLMBase):
         As Hugging Face's `generate(num_beams=beam_width, num_return_sequences=beam_width)`: a completion's score is its
         `cumulative_logprob` divided by its number of tokens to the power of `length_penalty`. The search ends when
         `beam_width` completions have ended, with `early_stopping` True; with False when the best beam is no better than
-        these; with "never" when none can get better. Streams that are open meanwhile wait.
+        these; with "never" when none can get better. Open streams wait in the meantime.
 
         Raises:
             ValueError: a prompt or an argument is wrong, or the beams of a prompt could outgrow the KV cache.
@@ -216,8 +216,8 @@ class AsyncLLM:
             self.llm.loop.abort([request])
 
     def close(self, *, abort: bool = False) -> None:
-        """Take no more requests, finish the unfinished ones (or abort them), and end the engine's thread. Blocks until
-        then."""
+        """Accept no more requests, finish the unfinished ones (or abort them), and end the engine's thread. Blocks
+        until then."""
         self.llm.loop.close(abort=abort)
         self.llm.loop.thread.join()
 

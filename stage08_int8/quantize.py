@@ -2,7 +2,7 @@
 
     y = x W + b   is nearly   y[r, c] = x_scale[r] * w_scale[c] * (sum over i of x_int[r, i] * w_int[c, i]) + b[c]
 
-Weights are rounded once, when a model is loaded; activations as they come, with a scale for each token. The sum is one
+Weights are rounded once, when a model is loaded; activations on the fly, with a scale for each token. The sum is one
 of integers, so it is exact, and has the same bits in every order. This is the form in torch, to read, and to run where
 there is no compiler; the kernels' form is kernels/quantize.c.
 
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LARGEST = 127  # and -127, not -128, so a number and its negative become the same integer but for the sign
+LARGEST = 127  # and -127, not -128, so a number and its negative become the same integer except for the sign
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,7 +24,7 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     [..., n] -> int8 [..., n], float32 [..., 1]"""
     x = x.float()
     scale = x.abs().amax(dim=-1, keepdim=True) / LARGEST  # [..., n] -> [..., 1]
-    per_unit = torch.where(scale > 0, 1 / scale, 0)  # a row of zeros stays one
+    per_unit = torch.where(scale > 0, 1 / scale, 0)  # a row of zeros stays zero
     return (x * per_unit).round().to(torch.int8), scale
 
 

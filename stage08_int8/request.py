@@ -17,14 +17,14 @@ logger = logging.getLogger(__name__)
 
 
 class RequestState(enum.Enum):
-    """Where a request is that is not finished: in the queue (again, if it was preempted), or in the batch."""
+    """Where an unfinished request is: in the queue (again, if it was preempted), or in the batch."""
 
     WAITING = "waiting"
     RUNNING = "running"
 
 
 class Request:
-    """A prompt on its way to a completion. `add` is the only way that it grows, and decides when it ends.
+    """A prompt on its way to a completion. It grows only by `add`, which decides when it ends.
 
     A request for n completions is n of these, its `group`: the first one is prefilled, the others are forked from it.
 
@@ -51,8 +51,8 @@ class Request:
         output_token_ids: the output's tokens, the one that ended it among them.
         token_times: when each of them came, in seconds of time.perf_counter.
         logprobs: one entry per output token, if requested.
-        text: what they say, up to a stop text.
-        finish_reason, stop_reason: why it ended; None while it goes on.
+        text: their text, up to a stop text.
+        finish_reason, stop_reason: why it ended; None until then.
         streamed: what a stream has sent so far: (tokens, characters, whether its end).
     """
 
@@ -111,8 +111,8 @@ class Request:
         return child
 
     def guessed(self, draft: list[int]) -> "Request":
-        """The request as it would be with these tokens more: for a sampler, which only reads it. Logits processors are
-        left out: they are called for outputs that exist."""
+        """The request with these tokens added: for a sampler, which only reads it. Logits processors are left out: they
+        are called only for outputs that exist."""
         other = copy.copy(self)
         other.output_token_ids = self.output_token_ids + draft
         if self.params.logits_processors:

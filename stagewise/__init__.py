@@ -1,13 +1,13 @@
-"""What surrounds the engines, once for all of them.
+"""Everything around the engines, shared by all of them.
 
 __main__.py       the command `stagewise`: run (cli.py), batch, serve, replay, convert, score, push
-cli.py            a run of prompts; flags.py: what its flags are; parser.py: how they are read, --config too;
-                  console.py: streams, exit codes, the closing line; interactive.py: prompts that somebody types
+cli.py            a run of prompts; flags.py: its flags; parser.py: how they are read, including --config;
+                  console.py: streams, exit codes, the closing line; interactive.py: prompts typed on a terminal
 batch_file.py     --input and --output; dataset.py: reading files; manifest.py: what --resume compares;
-                  openai/: OpenAI's fields and answers, also of the server
-processors.py     logits processors; structured_outputs.py: forms of outputs, compiled by form_compiler.py in a process
-                  that can be killed; sampling.py: sampling parameters by vLLM's and OpenAI's names
-tracing.py        records what an engine does; trace_file.py: files of that; replay/: shows it
+                  openai/: OpenAI's fields and answers, for the server too
+processors.py     logits processors; structured_outputs.py: structured output, compiled by form_compiler.py in a process
+                  that can be killed; sampling.py: sampling parameters under vLLM's and OpenAI's names
+tracing.py        records what an engine does; trace_file.py: trace files; replay/: shows them
 serving/          the server; scaleout/: runs on Ray
 stages.py         the registry of the stages
 """
@@ -25,7 +25,7 @@ HOMES = {"sampling_params": "sampling", "trace": "tracing"}  # the others are in
 
 
 def __getattr__(name: str) -> Any:
-    """Made at their first use: a command that only prints its help has no time for torch."""
+    """Imported at first use: a command that only prints its help should not wait for torch."""
     from importlib import import_module
 
     if name in __all__:

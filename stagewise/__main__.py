@@ -1,4 +1,4 @@
-"""The command `stagewise`, and `python -m stagewise`. What a command needs is imported when it runs."""
+"""The command `stagewise`, and `python -m stagewise`. A command's modules are imported when it runs."""
 
 import sys
 from pathlib import Path
@@ -10,11 +10,11 @@ COMMANDS = {
     "run": "complete prompts with an engine: stagewise run 'Once upon a time'",
     "batch": "complete the lines of a file: stagewise batch --input IN.jsonl --output OUT.jsonl",
     "serve": "serve an engine with OpenAI's HTTP interface: stagewise serve tinytales",
-    "replay": "make a page of traces, which shows a run step by step",
-    "convert": "make a directory that a stage reads, of a training checkpoint or what a stage refuses",
+    "replay": "turn traces into a page that shows a run step by step",
+    "convert": "convert a training checkpoint, or a directory that a stage refuses, into one that it reads",
     "score": "score the results of a batch run against reference answers",
-    "push": "put the results of a batch run on the Hub",
-    "completion": "print what a shell needs to complete commands: stagewise completion bash",
+    "push": "upload the results of a batch run to the Hub",
+    "completion": "print a shell completion script: stagewise completion bash",
 }
 
 
@@ -63,7 +63,7 @@ def main() -> NoReturn:
         print(f"usage: {prog} COMMAND ...\n")
         for name, help in COMMANDS.items():
             print(f"  {name:11}{help}")
-        print(f"\n{prog} COMMAND --help says what a command takes; {prog} --version says which one this is.")
+        print(f"\n{prog} COMMAND --help shows a command's arguments; {prog} --version shows the version.")
         sys.exit(0)
     if command == "--version":
         print(f"stagewise {__version__}")

@@ -1,14 +1,14 @@
-"""Run a file of prompts, for evaluation on a dataset: a line of JSON in, a line of JSON out.
+"""Run a file of prompts, for evaluation on a dataset: one line of JSON in, one line of JSON out.
 
 An input line has `prompt` (a text) or `prompt_token_ids`, maybe an `id` (a text or whole number; default: "line-7"),
-maybe `sampling` (fields by vLLM's names, over those of the command line), maybe `priority` (under that policy), and
-any other fields, a reference answer say, which are carried through. Where a field has the name of one of the result's,
-`text` say, it is carried as `input_text`; a field that is null is left out where it says what to do. With
+maybe `sampling` (fields by vLLM's names, over those of the command line), maybe `priority` (under that policy), and any
+other fields, such as a reference answer, which are carried through. A field with the name of a result field, such as
+`text`, is carried as `input_text`; where a field controls the run, null means that it is left out. With
 `--prompt-column`, `--prompt-template` and `--id-column` other fields have the prompt and the id; with
-`--choices-column`, `--choices` and `--score` every line is scored. A result line is the input's fields,
-`text`, `token_ids`, `finish_reason`, `stop_reason`, `length_limit` (of "length" which limit it was, max_tokens or
-max_model_len, the context; else null), with `cumulative_logprob`, `logprobs` and `prompt_logprobs` if asked for; with
-n > 1 a list of n such objects in `outputs`; or, for a line that is wrong or fails by itself, `error`.
+`--choices-column`, `--choices` and `--score` every line is scored. A result line is the input's fields, `text`,
+`token_ids`, `finish_reason`, `stop_reason`, `length_limit` (of "length" which limit it was, max_tokens or
+max_model_len, the context; else null), with `cumulative_logprob`, `logprobs` and `prompt_logprobs` if requested; with n
+> 1 a list of n such objects in `outputs`; or, for a line that is wrong or fails by itself, `error`.
 
 From stage 5 on a line with `"sampling": {"use_beam_search": true, "n": 4}` gets the 4 best completions that beam search
 finds; `length_penalty` and `early_stopping` say how, as the flags do that search for every line.
@@ -18,21 +18,21 @@ From stage 4 on a line with `"score": true` is scored instead: how likely is its
 objects with `logprob`, `num_tokens`, `is_greedy` and, for texts, `num_bytes`; and, of choices, the likeliest one's
 number, `choice`.
 
-OpenAI's batch lines are taken too, and answered as by the server (see openai/lines.py).
+OpenAI's batch lines are accepted too, and answered as by the server (see openai/lines.py).
 
-Lines are written in the order in which they are done. A line's answer depends on the line, its number and the settings
-alone, so a run that was killed and resumed ends with the same lines as one that was not: to the byte, if no sum's
+Lines are written in the order in which they finish. A line's answer depends only on the line, its number and the
+settings, so a run that was killed and resumed ends with the same lines as one that was not: byte for byte, if no sum's
 rounding depends on what else is in its forward pass. Torch's does, in stages 2 to 5: there log-probabilities may differ
-in their last digits, and at a near-tie the token. (Answers to OpenAI's lines also say when they were made.) The
-settings are beside the output, in a manifest (manifest.py): resume with the same.
+in their last digits, and so may the token at a near-tie. (Answers to OpenAI's lines also say when they were made.) The
+settings are next to the output, in a manifest (manifest.py): resume with the same ones.
 
-A number that JSON has no form for, an infinity or NaN, is null in the output, whether the input or the model had it.
+A number that JSON can't represent, an infinity or NaN, is null in the output, whether it came from the input or the
+model.
 """
 
 import contextlib
 import functools
 import itertools
-import json
 import os
 import time
 from collections import defaultdict
@@ -54,17 +54,17 @@ from .console import Progress, naming, tell
 from .dataset import Columns, Dataset, find, has, is_on_disk
 from .manifest import begin, describe_run, resume
 from .openai.lines import answer, answer_id, check_request, is_request, longest_output, read_job, refusal, served_lines
-from .sampling import MORE_FIELDS, Sampling
+from .sampling import MORE_FIELDS, Sampling, cut_hint
 from .stages import Setup, Stage, check_beams, setup_of
-from .strict_json import no_duplicates, to_json
+from .strict_json import from_line, no_duplicates, to_json
 
-SYNC_SECONDS = 5  # how much work a machine that fails may lose; a process that is killed loses none
+SYNC_SECONDS = 5  # how much work a failing machine may lose; a process that is killed loses none
 SCORE_FIELDS = ("scores", "choice")  # of the results of lines that are scored
 SCORING_FIELDS = ("score", "choices", "continuation")  # of lines that are to be scored
-# Names of sampling fields in other programs: where they stand beside a prompt, they are meant as such.
+# Names of sampling fields in other programs: next to a prompt, they are meant as such.
 ELSEWHERE_NAMED = ("max_new_tokens", "max_completion_tokens", "do_sample", "num_beams", "typical_p", "stop_sequences")
-LINES_AT_ONCE = 4096  # are checked and submitted together: so long does a run wait for its first result at most
-OWN = "input_"  # before the name of an input's field that the result has too
+LINES_AT_ONCE = 4096  # are checked and submitted together: a run waits at most this long for its first result
+OWN = "input_"  # prefix of an input field that has the name of a result field
 RESULT_FIELDS = (
     "text",
     "token_ids",
@@ -83,7 +83,7 @@ RESULT_FIELDS = (
 
 @dataclass
 class Line:
-    """An input line: its id, its fields as they were, and what to run, or what is wrong with it.
+    """An input line: its id, its original fields, and what to run, or what is wrong with it.
 
     Attributes:
         number: in the file, from 1.
@@ -118,13 +118,13 @@ class Line:
         return answer_id(self.fields) if self.id == self.fields["custom_id"] else str(self.id)
 
     def refusal(self) -> dict:
-        """What is written of a line that is wrong."""
+        """The result of a line that is wrong."""
         if self.is_openai:
             return refusal(self.answer_id, self.fields["custom_id"], self.error)
         return {**self.fields, "id": self.id, "error": self.error}
 
     def begin(self) -> str:
-        """What its result begins with, as JSON, whether that is an error or not."""
+        """The beginning of its result, as JSON, whether that is an error or not."""
         carried = {"id": self.answer_id} if self.is_openai else {**self.fields, "id": self.id}
         return to_json(carried).removesuffix("}")
 
@@ -152,7 +152,7 @@ Counts = tuple[int, int]  # how many lines an output has, and how many of them a
 
 
 def open_output(source: str, output_path: Path, resume: bool) -> FileIO:
-    """The output, locked as long as it is open. Cheap: called before the model is loaded.
+    """The output file, locked while it is open. Cheap: called before the model is loaded.
 
     Raises:
         ValueError: a run would destroy something, or another run is writing to this output.
@@ -176,12 +176,12 @@ def open_output(source: str, output_path: Path, resume: bool) -> FileIO:
 
 
 def lock(file: FileIO) -> None:
-    """Keep other runs off this file until it is closed: two on one file would answer every line twice."""
+    """Lock out other runs until this file is closed: two runs on one file would answer every line twice."""
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         else:
-            file.seek(1 << 62)  # Windows locks bytes, also from reading: one that is not there
+            file.seek(1 << 62)  # on Windows a locked byte can't be read by others: lock one past the end
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue]
     except (BlockingIOError, PermissionError):
         raise ValueError(f"--output {file.name}: another run is writing to this file") from None
@@ -190,7 +190,7 @@ def lock(file: FileIO) -> None:
 
 
 def append(file: FileIO, result: bytes) -> None:
-    """Write a line. It is there when this returns, whatever becomes of this process."""
+    """Write a line. When this returns it is in the file, whatever happens to this process."""
     rest = result + b"\n"
     with naming(file.name):
         while rest:
@@ -198,17 +198,17 @@ def append(file: FileIO, result: bytes) -> None:
 
 
 def sync(file: FileIO) -> None:
-    """Have the system put what was written on the disk, where it is whatever becomes of the machine."""
+    """Flush to disk, so that the file survives a crash of the machine."""
     with naming(file.name):
         os.fsync(file.fileno())
 
 
 class LineReader:
-    """Makes of the lines of an input what an engine is to run.
+    """Turns the lines of an input into work for an engine.
 
     Args:
         config: the engine's EngineConfig.
-        llm: checks what depends on the model; None where there is no engine, and somebody else checks.
+        llm: checks what depends on the model; None if there is no engine here, and a worker checks.
 
     Attributes:
         renamed: the fields that are carried under another name.
@@ -223,18 +223,18 @@ class LineReader:
         self._like_sampling = self._names | {*BEAM_FIELDS, *ELSEWHERE_NAMED} - {*columns.named}
         self._like_sampling |= {"sampling"} if columns.is_scored else set()
         if self._template is not None and llm is not None:
-            _ = self._served_chats  # one error, rather than one for each line
+            _ = self._served_chats  # one error, rather than one per line
 
     def read_lines(self, dataset: Dataset) -> list[Line]:
-        """The lines of the input; a bad line comes with its error, as far as no model is needed to see it."""
+        """The lines of the input; a bad line has its error, if that can be found without a model."""
         lines = [self.read_line(raw, number) for number, raw in dataset.rows]
         given = {line.id for line in lines if line.id is not None}
         taken = set()
         for line in lines:
             if line.id in taken:
-                line.error = f"line {line.number}: the id {line.id!r:.80} is on an earlier line, too"
+                line.error = f"line {line.number}: an earlier line has the same id, {line.id!r:.80}"
                 line.id = None
-            if line.id is None:  # named by its number, and told apart from ids that only look like it
+            if line.id is None:  # named by its number, and distinguished from ids that look the same
                 line.id = f"line-{line.number}"
                 while line.id in given:
                     line.id += "+"
@@ -244,10 +244,10 @@ class LineReader:
     def read_line(self, raw: bytes, number: int) -> Line:
         line = Line(number)
         try:
-            values = json.loads(raw.decode("utf-8"), object_pairs_hook=no_duplicates)
+            values = from_line(raw, object_pairs_hook=no_duplicates)
             if not isinstance(values, dict):
                 raise ValueError(f"a line is a JSON object, got {type(values).__name__}")
-            to_json(values)  # what is nested too deeply to be written again is an error too
+            to_json(values)  # nesting too deep to be written again is an error too
             line.fields = values
             if is_request(values):
                 if not isinstance(values["custom_id"], str):
@@ -268,12 +268,12 @@ class LineReader:
             line.longest = line.params.max_tokens
             if getattr(self.config, "policy", None) == "priority":
                 line.priority = values.get("priority", 0)
-        except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
             line.error = f"line {number}: {error}"
         return line
 
     def check(self, line: Line) -> None:
-        """Make of a line what this model is to run, or an error."""
+        """Turn a line into work for this model, or an error."""
         if line.error or line.is_checked:
             return
         line.is_checked = True
@@ -283,11 +283,12 @@ class LineReader:
             if line.sampling is not None:
                 line.params = line.sampling.params_for(self.llm)
                 line.prompts = [line.sampling.prompt(self.llm, prompt) for prompt in line.prompts]
-            # By the line, not by the engine's count of requests, which a resumed run starts again from 0.
+            # From the line's number, not the engine's count of requests, which restarts at 0 in a resumed run.
             if line.params.seed is None:
                 line.params = replace(line.params, seed=self.stage.derive_seed(self.config.seed, line.number))
             for prompt in line.prompts:
-                self.llm.validate(prompt, line.params, *([line.priority] if self.stage.has_priority else []))
+                with cut_hint() if line.sampling is not None else contextlib.nullcontext():
+                    self.llm.validate(prompt, line.params, *([line.priority] if self.stage.has_priority else []))
                 if line.beams is not None:
                     check_beams(self.stage, self.llm, prompt, line.params.max_tokens, line.beams)
         except (ValueError, RecursionError) as error:
@@ -314,29 +315,29 @@ class LineReader:
         return replace(self._served, chat=template)
 
     def _read_request(self, line: Line) -> None:
-        """What a request of OpenAI's asks for. Raises ValueError."""
+        """What an OpenAI request asks for. Raises ValueError."""
         served = self._served_chats if "chat" in line.fields["url"] else self._served
         job = read_job(served, line.fields)
         line.openai, line.sampling, line.prompts = (served, job), job.sampling, job.token_ids
         line.beams = job.beams or (self.beams if job.params.max_tokens else None)
         if line.beams is not None and (idle := drawing(job.sampling)):
-            raise ValueError(f"{idle[0]} can't go with beams, which draw nothing")
+            raise ValueError(f"{idle[0]} can't be combined with beam search, which draws nothing")
         if getattr(self.config, "policy", None) == "priority":
             line.priority = job.fields["priority"]
 
     def tell_names(self, source: str) -> None:
-        """What the names of fields lead to that nobody may expect."""
+        """Print notes on field names with effects that the user may not expect."""
         if self.renamed:
             names = ", ".join(f"{name} -> {OWN}{name}" for name in sorted(self.renamed))
-            tell(f"{source}: fields with names of the result's are carried under others: {names}")
+            tell(f"{source}: fields with names of result fields are renamed: {names}")
         if self.unused:
             names = ", ".join(sorted(self.unused))
-            place = 'a line\'s own parameters stand in its "sampling", those of all lines are flags'
-            place = "what is scored draws nothing" if self.columns.is_scored else place
-            tell(f"{source}: warning: fields are carried through and not used: {names}; {place}")
+            place = 'put a line\'s own parameters into its "sampling"; parameters of all lines are flags'
+            place = "scoring draws nothing" if self.columns.is_scored else place
+            tell(f"{source}: warning: these fields are carried through but not used: {names}; {place}")
 
     def _carried(self, values: dict) -> dict:
-        """The fields of a line under names that none of the result's has. Raises ValueError if there is none."""
+        """The fields of a line under names that no result field has. Raises ValueError if that is impossible."""
         scored = self.columns.is_scored or values.get("score") is True
         taken = {*RESULT_FIELDS, *(["id"] if self.columns.id != "id" else [])}.difference(
             () if scored else SCORE_FIELDS
@@ -345,7 +346,7 @@ class LineReader:
             taken |= {*SCORING_FIELDS} - {self.columns.choices}
         names = {name: OWN + name if name in taken else name for name in values}
         if clash := [name for name in taken & values.keys() if OWN + name in values]:
-            raise ValueError(f"the field {clash[0]!r} is the result's, and {OWN + clash[0]!r} is there too: rename it")
+            raise ValueError(f"{clash[0]!r} is a result field, and {OWN + clash[0]!r} is taken too: rename it")
         self.renamed |= taken & values.keys()
         return {names[name]: value for name, value in values.items()}
 
@@ -371,7 +372,7 @@ class LineReader:
         return values, {name: values[name] for name in SCORING_FIELDS if name in values}
 
     def _read_job(self, line: Line, values: dict) -> None:
-        """What a line asks for. Raises ValueError if that is not clear."""
+        """What a line asks for. Raises ValueError if that is unclear."""
         if ("prompt" in values) == ("prompt_token_ids" in values):
             raise ValueError("give either prompt or prompt_token_ids")
         prompt = values["prompt"] if "prompt" in values else values["prompt_token_ids"]
@@ -387,19 +388,19 @@ class LineReader:
         line.prompts, line.params = [prompt], line.sampling.params
 
     def _pairs(self, prompt: str | list[int], values: dict) -> list:
-        """What is to be scored of a line: continuations, each after its prompt."""
+        """The continuations of a line to score, each after its prompt."""
         if not self.stage.can_score:
-            raise ValueError(f"{self.stage.command} scores no lines: take a later stage")
+            raise ValueError(f"{self.stage.command} can't score lines: use a later stage")
         pair = self.stage.Pair
         if "sampling" in values:
-            raise ValueError("a line that is scored has no sampling: nothing is generated")
+            raise ValueError("a line to be scored can't have sampling: nothing is generated")
         if "choices" in values and "continuation" in values:
             raise ValueError("give either continuation or choices")
         if "choices" in values:
             if not isinstance(values["choices"], list) or not values["choices"]:
-                raise ValueError(f"choices must be a list that is not empty, got {values['choices']!r:.80}")
+                raise ValueError(f"choices must be a non-empty list, got {values['choices']!r:.80}")
             choices = values["choices"]
-            if self.columns.choices is not None:  # a space is between a prompt and a choice, as in lm-eval
+            if self.columns.choices is not None:  # with a space between prompt and choice, as in lm-eval
                 gap = "" if not isinstance(prompt, str) or prompt[-1:].isspace() else " "
                 choices = [c if not isinstance(c, str) or c[:1].isspace() else gap + c for c in choices]
             return [pair(prompt, choice) for choice in choices]
@@ -410,7 +411,7 @@ class LineReader:
     def _sampling(self, sampling: dict) -> tuple[Sampling, Beams | None]:
         """The sampling fields of a line, and how to search, if it does. Raises ValueError, also for a field that there
         is not."""
-        if not sampling and isinstance(sampling, dict):  # most lines: nothing is checked again
+        if not sampling and isinstance(sampling, dict):  # most lines: nothing more to check
             return self.defaults, self.beams if self.defaults.params.max_tokens else None
         if not isinstance(sampling, dict):
             raise ValueError(f"sampling must be a JSON object, got {sampling!r:.80}")
@@ -421,16 +422,16 @@ class LineReader:
         fields, beams = self.defaults.replace(**sampling), self.beams
         if own := read_beams(how, getattr(fields.params, "n", 1)):
             if not self.stage.has_beams:
-                raise ValueError(f"{self.stage.command} searches for no beams: take a later stage")
+                raise ValueError(f"{self.stage.command} has no beam search: use a later stage")
             beams, fields = own, fields.replace(n=1)
         idle = [*drawing(fields), *(["n"] if fields.params.n > 1 else [])] if beams else []
         if idle:
-            raise ValueError(f"{idle[0]} can't go with beams, which draw nothing")
+            raise ValueError(f"{idle[0]} can't be combined with beam search, which draws nothing")
         return fields, beams if fields.params.max_tokens else None
 
 
 class BatchJob:
-    """The lines of an input, and the files where their results go: of a run on one machine, or on many.
+    """The lines of an input, and the files for their results: of a run on one machine, or on many.
 
     Args:
         run: what the answers depend on, see manifest.py.
@@ -438,7 +439,7 @@ class BatchJob:
         lines_per_file: if there are several.
 
     Raises:
-        ValueError: a file is of another run, or not of this input.
+        ValueError: a file belongs to another run, or to another input.
     """
 
     def __init__(self, lines: list[Line], run: dict, files: list[FileIO], lines_per_file: int = 0):
@@ -452,13 +453,13 @@ class BatchJob:
             self._answered |= read_finished(file, {line.id: line for line in own})
 
     def run(self, complete: Callable[[list[Job]], Iterable[Answer]], *, longest_first: bool, quiet: bool) -> Counts:
-        """Answer every line that the files do not answer yet; `complete` does so for those that are no errors.
+        """Answer every line that the files do not answer yet; `complete` does so for the lines without errors.
 
         Raises OSError: a file can't be written; what was written before is there.
         """
         todo = [(place, line) for place, line in enumerate(self.lines) if line.id not in self._answered]
         good = [(place, line) for place, line in todo if not line.error]
-        if longest_first:  # all are known, so plan: a long output that begins last would run alone at the end
+        if longest_first:  # all are known, so longest first: a long output that begins last would run alone at the end
             good.sort(key=lambda job: -job[1].longest)
         num_errors, synced = sum(self._answered.values()), time.monotonic()
         progress = Progress(len(self.lines), "line", done=len(self._answered), quiet=quiet)
@@ -490,7 +491,7 @@ def run_batch_file(
     lines first, and answer none if one is wrong.
 
     Raises:
-        ValueError: the output is of another run (see manifest.py), or not of this input.
+        ValueError: the output belongs to another run (see manifest.py), or to another input.
         OSError: a file can't be read or written; what was written before is there.
     """
     setup = setup_of(llm)
@@ -516,7 +517,7 @@ def check_all(reader: LineReader, lines: list[Line], name: str, quiet: bool) -> 
 
 
 def in_parts(stage: Stage, jobs: list[Job], llm: Any, reader: LineReader) -> Iterator[Answer]:
-    """The answers to lines that are not checked yet: to check all of a long file would keep its first line waiting."""
+    """The answers to lines that are not checked yet: checking all of a long file first would delay the first result."""
     for start in range(0, len(jobs), LINES_AT_ONCE):
         part = jobs[start : start + LINES_AT_ONCE]
         for _, line in part:
@@ -526,7 +527,7 @@ def in_parts(stage: Stage, jobs: list[Job], llm: Any, reader: LineReader) -> Ite
 
 
 def describe_batch(stage: Stage, setup: Setup, dataset: Dataset, how: How) -> dict:
-    """All that the answers depend on, see manifest.py."""
+    """Everything that the answers depend on, see manifest.py."""
     run = describe_run(stage, setup, dataset, how.sampling) | {"beam_search": how.beams and asdict(how.beams)}
     return run | {"columns": how.columns.to_dict(), "chat_template": how.chat_template}
 
@@ -537,8 +538,8 @@ def refused(jobs: list[Job]) -> Iterator[Answer]:
 
 
 def completed(stage: Stage, jobs: list[Job], llm: Any) -> Iterator[Answer]:
-    """The answers to lines that are not wrong, each as soon as the results of all its prompts are there; those that
-    search come last, for a search has the engine to itself.
+    """The answers to valid lines, each as soon as the results of all its prompts are there; beam searches come last,
+    because a search has the engine to itself.
     """
     for beams in dict.fromkeys([None, *(line.beams for _, line in jobs)]):
         some = [job for job in jobs if job[1].beams == beams]
@@ -547,7 +548,7 @@ def completed(stage: Stage, jobs: list[Job], llm: Any) -> Iterator[Answer]:
 
 
 def completed_alike(stage: Stage, jobs: list[Job], as_completed: Callable) -> Iterator[Answer]:
-    """The same of lines that are completed in the same way. as_completed: as that of LLM."""
+    """The same for lines that are completed in the same way. as_completed: like LLM's."""
     owners = [(number, i) for number, (_, line) in enumerate(jobs) for i in range(len(line.prompts))]
     columns = [[line.prompts[i] for _, line in jobs for i in range(len(line.prompts))]]
     columns.append([jobs[number][1].params for number, _ in owners])
@@ -580,7 +581,7 @@ def is_error(result: dict) -> bool:
 
 
 def scores_of(stage: Stage, line: Line, outputs: list) -> dict:
-    """What the result of a line that is scored has beside the input's fields."""
+    """The result fields of a scored line, in addition to the input's fields."""
     try:
         scores = [asdict(stage.score_of(output)) for output in outputs]
     except RuntimeError as error:
@@ -593,7 +594,7 @@ def scores_of(stage: Stage, line: Line, outputs: list) -> dict:
 
 
 def texts_of(outputs: list) -> dict:
-    """What any other result has beside the input's fields."""
+    """The result fields of any other line, in addition to the input's fields."""
     output = outputs[0].to_dict()
     results = [select(completion) for completion in output["outputs"]]
     failed = {"error": message} if (message := failure(outputs[0])) else {}
@@ -607,17 +608,17 @@ def failure(output: Any) -> str | None:
 
 
 def select(completion: dict) -> dict:
-    """What a result line has of a completion."""
-    always = ("stop_reason", "length_limit")  # of all lines, so that several files have the same columns
+    """A completion's fields in a result line."""
+    always = ("stop_reason", "length_limit")  # in all lines, so that several files have the same columns
     asked = [name for name in RESULT_FIELDS if completion.get(name) is not None or name in always]
     return {name: completion[name] for name in asked}
 
 
 def read_finished(file: FileIO, lines: dict[Any, Line]) -> dict[str | int, bool]:
-    """The ids that the output answers already, each with whether by an error; a last line that was torn by a kill is
-    cut off.
+    """The ids that the output answers already, each with whether the answer is an error. A last line that was cut short
+    by a kill is removed.
 
-    Raises ValueError if the output is not one of this input's, and leaves it as it is: better no run than answers to
+    Raises ValueError, without changing the file, if the output belongs to another input: better no run than answers to
     other questions.
     """
     finished, size = {}, 0
@@ -627,18 +628,18 @@ def read_finished(file: FileIO, lines: dict[Any, Line]) -> dict[str | int, bool]
             if not raw.endswith(b"\n"):
                 if not any(begins(line, raw) for line in lines.values()):
                     raise ValueError(
-                        f"--resume: {file.name}, what follows its last whole line is no result of this input"
+                        f"--resume: {file.name}: what follows its last complete line is not a result of this input"
                     )
                 file.truncate(size)
                 break
             try:
                 line, result = read_result(raw, lines)
                 if line.id in finished:
-                    raise ValueError(f"the id {line.id!r:.80} is on an earlier line, too")
+                    raise ValueError(f"an earlier line has the same id, {line.id!r:.80}")
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 reason = f"the input has no such id: {error!s:.80}" if isinstance(error, KeyError) else error
                 raise ValueError(
-                    f"--resume: {file.name}, line {number} is no result of this input ({reason})"
+                    f"--resume: {file.name}, line {number} is not a result of this input ({reason})"
                 ) from None
             finished[line.id] = is_error(result)
             size += len(raw)
@@ -646,20 +647,20 @@ def read_finished(file: FileIO, lines: dict[Any, Line]) -> dict[str | int, bool]
 
 
 def read_result(raw: bytes, lines: dict[str | int, Line]) -> tuple[Line, dict]:
-    """A line of the output, after the input's line that it answers. Raises an error if it answers none."""
-    result = json.loads(raw.decode("utf-8"))
+    """A line of the output, after the input line that it answers. Raises an error if it answers none."""
+    result = from_line(raw)
     line = lines.get(result["id"]) or lines[result.get("custom_id", result["id"])]
     if line.is_openai:
         if result["id"] != line.answer_id:
-            raise ValueError("the input's request of this custom_id is another")
+            raise ValueError("the input's request with this custom_id is a different one")
         return line, result
     carried = {name: value for name, value in line.fields.items() if name not in ("id", *RESULT_FIELDS)}
     if missing := [name for name in carried if name not in result]:
-        raise ValueError(f"it lacks the field {missing[0]!r:.80} of the input's line")
+        raise ValueError(f"it lacks the field {missing[0]!r:.80} of the input line")
     if to_json(carried) != to_json({name: result[name] for name in carried}):
-        raise ValueError("the input's line of this id has other fields")
+        raise ValueError("the input line with this id has other fields")
     if not {"text", "outputs", "scores", "error"} & result.keys():
-        raise ValueError("it has neither text nor outputs nor scores nor error")
+        raise ValueError("it has no text, outputs, scores or error")
     return line, result
 
 

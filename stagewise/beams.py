@@ -1,7 +1,7 @@
-"""Beam search around an engine: in a run of files, and in a server, where others go on meanwhile.
+"""Beam search around an engine: in batch files, and in a server, where other requests keep running.
 
-`LLM.beam_search` has the engine to itself. In a server each beam is a request of its own instead, for one token and the
-likeliest candidates; from stage 5 on the prefix cache has what they share. Candidates, scores and ends are as there.
+`LLM.beam_search` has the engine to itself. In a server each beam is a separate request instead, for one token and the
+likeliest candidates; from stage 5 on the prefix cache holds what they share. Candidates, scores and ends are the same.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 from .sampling import Sampling
 from .stages import Stage, end_tokens
 
-BEAM_FIELDS = ("use_beam_search", "length_penalty", "early_stopping")  # of a line of a file, as of the server
+BEAM_FIELDS = ("use_beam_search", "length_penalty", "early_stopping")  # of a line of a file, as in the server
 AT_ONCE = 16  # prompts of a file that are searched, and written, together
 
 
@@ -59,7 +59,7 @@ class Hypothesis:
 
 
 def drawing(sampling: Sampling) -> list[str]:
-    """The names of the fields that ask for what a beam search can't do."""
+    """The fields that ask for something a beam search can't do."""
     params, make = sampling.params, sampling.stage.SamplingParams
     plain = make(**{name: getattr(params, name) for name in ("temperature", "max_tokens", "n", "seed")})
     names = [name for name in make.__dataclass_fields__ if getattr(params, name) != getattr(plain, name)]
@@ -110,7 +110,7 @@ async def search(
 
 
 def is_over(finished: list[Hypothesis], best: Hypothesis, beams: Beams, most: int) -> bool:
-    """Whether nothing that can still come is to be waited for."""
+    """Whether nothing better can still come."""
     if len(finished) < beams.beam_width or beams.early_stopping is True:
         return len(finished) == beams.beam_width
     at_best = most if beams.early_stopping == "never" and beams.length_penalty > 0 else None
@@ -130,7 +130,7 @@ async def candidates(engine: Any, token_ids: list[int], one_token: Any, where: d
 
 
 def completed_by_beams(llm: Any, beams: Beams) -> Callable[..., Iterator[tuple[int, Any]]]:
-    """What does for a run of files what `llm.as_completed` does. What is scored is none of its business."""
+    """Does for a batch file what `llm.as_completed` does. Scored lines are passed on."""
 
     def as_completed(prompts: list, params: list, *priority: list) -> Iterator[tuple[int, Any]]:
         jobs = sorted(range(len(prompts)), key=lambda i: -params[i].max_tokens)

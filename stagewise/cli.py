@@ -31,6 +31,7 @@ from .dataset import STDIN, Dataset, check_columns, check_dataset, is_on_disk, r
 from .flags import build_parser, check_flags, given_flags, how_of, options_of, pairs_of
 from .interactive import converse
 from .manifest import manifest_path
+from .sampling import cut_hint
 from .stages import Stage, limit_threads
 from .strict_json import to_json
 from .trace_file import check_trace, write_trace
@@ -39,7 +40,7 @@ from .wrap import wrap
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
-    """The prompts that were asked for. Raises ValueError if there are none."""
+    """The prompts that the flags name. Raises ValueError if there are none."""
     prompts = [*args.texts, *(args.prompts or [])]
     if args.prompts_file:
         name = str(args.prompts_file)
@@ -51,9 +52,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
             raise ValueError(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from None
         prompts += [line for line in lines if line.strip()]
     if not prompts:
-        raise ValueError(
-            "no prompts: give some, as in --prompts 'Once upon a time', or a --prompts-file that is not empty"
-        )
+        raise ValueError("no prompts: give some, as in --prompts 'Once upon a time', or a non-empty --prompts-file")
     return prompts
 
 
@@ -72,7 +71,7 @@ def format_result(index: int, output: Any, total: int, as_json: bool) -> str:
 
 
 def count_limits(llm: Any, limits: Counter[str]) -> None:
-    """Count from now on at which limit outputs stop."""
+    """From now on, count at which limit outputs stop."""
 
     def as_completed(as_completed: Callable, *arguments: Any) -> Iterator[tuple[int, Any]]:
         return map(counted, as_completed(*arguments))
@@ -84,11 +83,12 @@ def count_limits(llm: Any, limits: Counter[str]) -> None:
     wrap(llm, "as_completed", as_completed)
 
 
+@cut_hint()
 def complete(llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bool, beams: Beams | None) -> list[str]:
-    """Print the results in the order of the prompts, each as soon as it and those before it are done; returns the
-    errors of those that failed.
+    """Print the results in the order of the prompts, each as soon as it and all before it are done; returns the errors
+    of the failed ones.
 
-    Whatever ends the run early, a Ctrl-C say, what is finished by then is printed.
+    If something ends the run early, such as Ctrl-C, the finished results are printed.
     """
     waiting, printed, errors = {}, 0, []
     if beams is None:
@@ -117,8 +117,9 @@ def complete(llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bo
     return errors
 
 
+@cut_hint()
 def stream(llm: Any, prompt: str, params: Any) -> list[str]:
-    """Print a single completion as it is made; returns its error, if it failed."""
+    """Print a single completion as it is generated; returns its error, if it failed."""
     text, errors = Wrapper(lambda piece: print(piece, end="", flush=True)), []
     text.feed(prompt)
     try:
@@ -134,10 +135,10 @@ def stream(llm: Any, prompt: str, params: Any) -> list[str]:
 def check(
     stage: Stage, args: argparse.Namespace, files: contextlib.ExitStack
 ) -> tuple[list[str], How, list[tuple[Dataset, FileIO]]]:
-    """What is to be completed, and how, and the inputs of batch files with their outputs, which `files` closes. Raises
-    ValueError or OSError, before the model is loaded, if it can't be."""
+    """What to complete, and how, and the batch files' inputs with their outputs, which `files` closes. Raises
+    ValueError or OSError, before the model is loaded, if something is wrong."""
     if sys.stdout is None and not args.input:
-        raise ValueError("stdout is closed: there is no place for the results")
+        raise ValueError("stdout is closed, so the results have nowhere to go")
     if args.interactive and sys.stdin is None:
         raise ValueError("--interactive reads its prompts from stdin, which is closed")
     prompts = [] if args.input or args.interactive else read_prompts(args)
@@ -159,7 +160,7 @@ def check(
 def complete_files(
     stage: Stage, llm: Any, files: list[tuple[Dataset, FileIO]], how: How, outcome: Outcome, **more: Any
 ) -> None:
-    """Complete the lines of each --input. more: as of `run_batch_file`."""
+    """Complete the lines of each --input. more: further arguments of `run_batch_file`."""
     for dataset, output in files:
         total, errors = run_batch_file(stage, llm, dataset, output, how, **more)
         if errors:
@@ -178,7 +179,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
         return outcome.status
     llm = trace = None
     limits: Counter[str] = Counter()
-    worked = None  # the seconds in which there was work, where that is not the whole run
+    worked = None  # the seconds with work to do, if that is not the whole run
     if args.generation_config:
         with outcome:
             parser.set_defaults(**stage.generation_defaults(args.model, args.load_format))
@@ -209,7 +210,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                         worked = converse(lambda prompt: engine.generate(sampling.prompt(llm, prompt), params))
                 elif outputs:
                     if STDIN not in args.input:  # which can't be read again
-                        outcome.goes_on = "the same command with --resume goes on"
+                        outcome.goes_on = "run the same command with --resume to continue"
                     complete_files(stage, llm, outputs, how, outcome, quiet=args.quiet, strict=args.strict)
                 elif len(prompts) == args.n == 1 and beams is None and sys.stdout.isatty() and not args.json:
                     outcome.failed(stream(llm, prompts[0], params))

@@ -1,5 +1,5 @@
-"""A command and its terminal: streams that may be closed or full, Ctrl-C, exit statuses; lines that end between words,
-and what is typed while something is printed; how far a run is, and what it did."""
+"""A command and its terminal: streams that may be closed or full, Ctrl-C, exit statuses; lines that wrap between words,
+input that is typed while something is printed; progress, and the closing line."""
 
 import contextlib
 import json
@@ -30,15 +30,15 @@ WAITS = {
 
 
 def prepare_streams() -> None:
-    """A text may hold any character, whatever the terminal or file takes; a stderr that is closed takes everything."""
-    if sys.stderr is None:  # what libraries write there goes nowhere
+    """Let streams take any character, whatever their encoding; a closed stderr discards everything."""
+    if sys.stderr is None:  # what libraries write there is discarded
         sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def flush_streams() -> None:
-    """At the end: forget what a stream can't take; otherwise the interpreter would try again, and complain."""
+    """At exit: drop what a stream can't take; otherwise the interpreter would try again, and complain."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -48,7 +48,7 @@ def flush_streams() -> None:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-    """Errors of a file that is open do not say which it is: say so."""
+    """Errors of an open file do not name it: add its name."""
     try:
         yield
     except OSError as error:
@@ -56,22 +56,22 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, without a number of the operating system's."""
+    """An error's message, without the operating system's error number."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def tell(message: str) -> None:
-    """A line on stderr. If nobody takes it, the exit status has to do."""
+    """A line on stderr. If that fails, the exit status has to do."""
     with contextlib.suppress(OSError):
         print(message, file=sys.stderr)
 
 
 @contextlib.contextmanager
 def one_interrupt() -> Iterator[None]:
-    """The first Ctrl-C ends what runs in this block. A second one must not cut short what the first has set off:
-    printing what is finished, writing the trace."""
+    """The first Ctrl-C ends what runs in this block. A second one must not interrupt the cleanup that the first
+    started: printing finished results, writing the trace."""
 
     def interrupt(*_) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -88,10 +88,10 @@ def one_interrupt() -> Iterator[None]:
 
 
 class Outcome:
-    """Ends of a run: `with outcome:` tells what ended the block in one line, and keeps the exit status.
+    """How a run ends: `with outcome:` reports what ended the block in one line, and keeps the exit status.
 
     Attributes:
-        status: 0 done, 1 a request failed or the reader of stdout has gone (`| head`), 2 bad input, 130 interrupted.
+        status: 0 done, 1 a request failed or the reader of stdout is gone (`| head`), 2 bad input, 130 interrupted.
         goes_on: how an interrupted run can be continued, if it can.
     """
 
@@ -125,23 +125,23 @@ class Outcome:
 
 
 def is_terminal() -> bool:
-    """Whether somebody types, and reads what is printed."""
+    """Whether a person types the input and reads the output."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
 
 
 def width_of(text: str) -> int:
-    """How many columns a terminal takes for this text."""
+    """How many terminal columns this text takes."""
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
     return len(text) + wide - sum(unicodedata.combining(character) > 0 for character in text)
 
 
 class Wrapper:
-    """Passes a text on that comes in pieces, with line breaks between words where a line would be too long. A word is
-    held until its end is known; a control character, which could be a command to the terminal, becomes U+FFFD.
+    """Passes on a text that comes in pieces, with line breaks between words where a line would be too long. A word is
+    held back until it is complete; a control character, which could be a terminal command, becomes U+FFFD.
 
     Args:
         write: takes the pieces.
-        columns: of the terminal; by default it is asked at every word, for windows change.
+        columns: of the terminal; by default it is queried at every word, because windows are resized.
     """
 
     def __init__(self, write: Callable[[str], object], columns: int | None = None):
@@ -170,7 +170,7 @@ class Wrapper:
         self.word = ""
 
     def end(self) -> None:
-        """Pass on what is still held."""
+        """Pass on what is still held back."""
         if self.word:
             self._end_word()
 
@@ -186,7 +186,7 @@ def wrapped(text: str) -> str:
 
 @contextlib.contextmanager
 def without_echo() -> Iterator[None]:
-    """What is typed in this block does not appear in the middle of what is printed. It is not lost: whole lines can be
+    """Input that is typed in this block does not appear in the middle of the output. It is not lost: whole lines can be
     read from stdin, and the rest appears when the next line is read."""
     if termios is None:
         yield
@@ -201,7 +201,7 @@ def without_echo() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-# --- How far it is ----------------------------------------------------------------------------------------------------
+# --- Progress ---------------------------------------------------------------------------------------------------------
 
 
 def duration(seconds: float) -> str:
@@ -212,14 +212,14 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Counts what is done, on stderr, as a context manager. The estimate is by the run's mean speed so far: results
-    come in bursts, so the latest speed says little.
+    """Shows progress on stderr, as a context manager. The estimate uses the run's mean speed so far: results come in
+    bursts, so the latest speed says little.
 
     Args:
         total: how many there are.
-        unit: what they are, one of them.
-        done: how many of them an earlier run did.
-        quiet: say nothing.
+        unit: their name, in the singular.
+        done: how many an earlier run did.
+        quiet: print nothing.
     """
 
     def __init__(self, total: int, unit: str, *, done: int = 0, quiet: bool = False):
@@ -253,7 +253,7 @@ class Progress:
             tell(f"{counts} after {duration(passed)}, about {duration(left)} left")
 
     def write(self, text: str) -> None:
-        """A line on stdout, with the bar out of its way."""
+        """A line on stdout, with the progress bar out of the way."""
         if self.has_bar:
             self.bar.write(text, file=sys.stdout)
         else:
@@ -261,7 +261,7 @@ class Progress:
         sys.stdout.flush()
 
 
-# --- What it did ------------------------------------------------------------------------------------------------------
+# --- The closing line -------------------------------------------------------------------------------------------------
 
 
 def closing_line(
@@ -277,11 +277,11 @@ def closing_line(
 
     Args:
         stats: of an LLM.
-        seconds: what the run took.
+        seconds: how long the run took.
         as_json: a line of JSON, from stages that count latencies.
-        at_once: as many requests as may run at once, in a run of files.
-        limits: how many outputs stopped at each, as far as that is known.
-        details: below the sentence, a line for each thing that the stage counts.
+        at_once: how many requests may run at once, in a batch run.
+        limits: how many outputs stopped at each limit, if that is known.
+        details: after the sentence, a line for each thing that the stage counts.
     """
     tokens_per_second, has = stats.num_output_tokens / max(seconds, 1e-9), stats.__dataclass_fields__.keys()
     latencies = stats.latencies.percentiles() if "latencies" in has else None

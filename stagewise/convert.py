@@ -1,10 +1,10 @@
-"""Make a directory that every stage reads, of a model that is kept in another way.
+"""Make a directory that every stage reads from a model in another format.
 
     stagewise convert ckpt.pt DIRECTORY --gelu tanh     the file of a training program (nanoGPT, Lightning, DDP ...)
     stagewise convert SOURCE DIRECTORY                  a directory in Hugging Face layout that a stage refuses
 
-A directory is read by transformers (`pip install transformers`), and what is written gives the same tokens and logits,
-or nothing is written. What can't be run is told in a line that says why and what to do.
+A directory is read by transformers (`pip install transformers`), and the result gives the same tokens and logits, or
+nothing is written. If a model can't be run, the error says why and what to do.
 """
 
 import argparse
@@ -26,12 +26,12 @@ SIZES = ("config", "model_args", "model_config", "hyper_parameters", "args")  # 
 PREFIXES = ("_orig_mod.", "module.", "model.", "transformer.")
 HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads")
 HEADS_OF = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1600): 25}  # GPT-2's own: (n_layer, n_embd) -> n_head
-GPT2_TOKENS = 50257, 51281  # a vocabulary may be rounded up, mostly to 50,304
+GPT2_TOKENS = 50257, 51281  # a vocabulary may be rounded up, usually to 50,304
 GELUS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "exact"}
-# What transformers' errors are about that tell a developer what to pass, and would have it run a pickle's code.
+# Our words for errors in which transformers advises developers, for example to run a pickle's code.
 REASONS = {
-    "weights_only": "a .bin is damaged, or holds more than tensors, which could run code",
-    "ignore_mismatched_sizes": "its tensors have other shapes than config.json says",
+    "weights_only": "a .bin is damaged, or contains more than tensors, which could run code",
+    "ignore_mismatched_sizes": "its tensors' shapes differ from config.json",
 }
 TEXTS = (
     "Once upon a time, there's a fox; it didn't say 3.14  \n\n\tnaïve <|endoftext|> 日本語 👍🏽 e\u0301",
@@ -40,13 +40,13 @@ TEXTS = (
 
 
 def convert(source: Path, directory: Path, gelu: str | None, n_head: int | None, tokenizer: Path | None) -> list[str]:
-    """Write the directory; returns what the user should know. Raises ValueError or OSError, and nothing is written."""
+    """Write the directory; returns notes for the user. If it raises ValueError or OSError, nothing is written."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ValueError(f"{directory} exists: give a directory that is new or empty")
+        raise ValueError(f"{directory} exists: give a new or empty directory")
     if not source.exists():
         raise ValueError(f"there is no file or directory {source}")
     if idle := [flag for flag, value in (("--gelu", gelu), ("--n-head", n_head)) if source.is_dir() and value]:
-        raise ValueError(f"{idle[0]} is for the file of a training program: {source} is a directory")
+        raise ValueError(f"{idle[0]} is for a training program's file, but {source} is a directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as folder:
         made = Path(folder) / "model"
@@ -79,9 +79,9 @@ def of_training(source: Path, made: Path, gelu: str | None, n_head: int | None, 
     vocab_size, n_embd = tensors["wte.weight"].shape
     heads = next((told[name] for name in HEADS if name in told), HEADS_OF.get((len(layers), n_embd)))
     if n_head is not None and heads not in (None, n_head):
-        raise ValueError(f"--n-head is {n_head}, and {source} says {heads}")
+        raise ValueError(f"--n-head is {n_head}, but {source} says {heads}")
     if (heads := n_head or heads) is None:
-        raise ValueError(f"{source} does not say how many heads there are, which no tensor shows: give --n-head")
+        raise ValueError(f"{source} does not say how many heads there are, nor do its tensors: give --n-head")
     given, gelu = gelu, GELUS.get(told.get("activation_function", ""), gelu)
     if gelu is None:
         raise ValueError(
@@ -91,7 +91,7 @@ def of_training(source: Path, made: Path, gelu: str | None, n_head: int | None, 
     if gelu == "exact":
         raise ValueError(f"{source} was trained with the exact GELU: only GPT-2's, the tanh form, can be run here")
     if given not in (None, gelu):
-        raise ValueError(f"--gelu is {given}, and {source} says {told['activation_function']}")
+        raise ValueError(f"--gelu is {given}, but {source} says {told['activation_function']}")
     config = {
         **dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], activation_function="gelu_new"),
         **dict(n_layer=len(layers), n_head=heads, n_embd=n_embd, n_inner=tensors["h.0.mlp.c_fc.weight"].shape[1]),
@@ -104,7 +104,7 @@ def of_training(source: Path, made: Path, gelu: str | None, n_head: int | None, 
 
 
 def load_content(path: Path) -> dict[str, Any]:
-    """The dictionary in a file. Nothing in it is run."""
+    """The dictionary in a file. No code in it is run."""
     import torch
     from safetensors.torch import load_file
 
@@ -117,11 +117,11 @@ def load_content(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=begin.startswith(b"PK"))
     except Exception as error:  # a damaged pickle can raise anything; torch's text says how to let it run code
         raise ValueError(
-            f"{path} is truncated or damaged, or holds more than tensors and plain values, which could run code; in "
+            f"{path} is truncated or damaged, or contains more than tensors and plain values, which could run code; in "
             "the training program, save it as torch.save({'model': model.state_dict(), 'config': {'n_head': N}}, path)"
         ) from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no dictionary of weights")
+        raise ValueError(f"{path} contains no dictionary of weights")
     return content
 
 
@@ -130,8 +130,8 @@ def check_begin(path: Path, begin: bytes) -> None:
     if not begin:
         raise ValueError(f"{path} is empty")
     kinds = {
-        b"version https://git-lfs": "is Git LFS's pointer to a file: fetch that with `git lfs pull`",
-        b"GGUF": "is GGUF, whose weights are usually rounded: give the original model",
+        b"version https://git-lfs": "is a Git LFS pointer: fetch the file with `git lfs pull`",
+        b"GGUF": "is GGUF, whose weights are usually quantized: give the original model",
         b"\x89HDF": "is a TensorFlow model: give the model for PyTorch",
         b"<": "is a web page, not a model: download the file itself",
         b"{": "is JSON, not a model: give its directory",
@@ -156,12 +156,12 @@ def weights_of(content: dict[str, Any], path: Path) -> dict[str, Any]:
             tensors[name] = tensor
     needed = ("wte.weight", "wpe.weight", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight")
     if lost := [name for name in needed if name not in tensors]:
-        raise ValueError(f"{path} has no weights of a GPT-2: {lost[0]} is not among its {len(tensors)} tensors")
+        raise ValueError(f"{path} has no GPT-2 weights: {lost[0]} is not among its {len(tensors)} tensors")
     n_embd = tensors["wte.weight"].shape[-1]
     linear = STAGES[1].STORED_TRANSPOSED
-    if tensors["h.0.attn.c_attn.weight"].shape[0] != n_embd:  # [3 * n_embd, n_embd], as torch has it
+    if tensors["h.0.attn.c_attn.weight"].shape[0] != n_embd:  # [3 * n_embd, n_embd], as in torch
         tensors = {name: t.t() if name.endswith(linear) and t.dim() == 2 else t for name, t in tensors.items()}
-    if "ln_f.bias" not in tensors:  # trained without any: as if they were zero
+    if "ln_f.bias" not in tensors:  # trained without biases: as if they were zero
         weights = {name: t for name, t in tensors.items() if ".ln_" in name or "ln_f" in name or name.endswith(linear)}
         tensors |= {name.removesuffix("weight") + "bias": t.new_zeros(t.shape[-1]) for name, t in weights.items()}
     head = tensors.pop("lm_head.weight", tensors["wte.weight"])
@@ -184,9 +184,9 @@ def copy_tokenizer(place: Path, made: Path, vocab_size: int) -> list[str]:
         if not GPT2_TOKENS[0] <= vocab_size <= GPT2_TOKENS[1]:
             raise ValueError(
                 f"{place} has no tokenizer, and the model's {vocab_size:,} tokens are not GPT-2's; name its tokenizer "
-                "with --tokenizer DIRECTORY. Vocabularies of characters or words can't be run, only of byte pairs"
+                "with --tokenizer DIRECTORY. Only byte-pair vocabularies can be run, not characters or words"
             )
-        chosen, notes = STAGES[1].BUNDLED, [f"there is no tokenizer in {place}: GPT-2's is taken"]
+        chosen, notes = STAGES[1].BUNDLED, [f"there is no tokenizer in {place}: using GPT-2's"]
     for name in TOKENIZER_FILES:
         if (chosen / name).exists():
             shutil.copy(chosen / name, made)
@@ -227,7 +227,7 @@ def of_directory(source: Path, made: Path, tokenizer: Path | None) -> list[str]:
     if not any((place / name).exists() for name in TOKENIZER_FILES):
         notes += copy_tokenizer(place, made, given["vocab_size"])
     else:
-        stage.tokenizer_directory(place)  # one of another kind is refused
+        stage.tokenizer_directory(place)  # other kinds are refused
         theirs = by_transformers(place, lambda: transformers.AutoTokenizer.from_pretrained(place))
         theirs.save_pretrained(made)
         settings = stage.read_json(made / "tokenizer_config.json")
@@ -239,7 +239,7 @@ def of_directory(source: Path, made: Path, tokenizer: Path | None) -> list[str]:
 
 
 def check_directory(source: Path) -> None:
-    """Raise ValueError for directories of which transformers would say less."""
+    """Raise ValueError for directories for which transformers' own error would say less."""
     if (source / "adapter_config.json").exists():
         base = STAGES[1].read_json(source / "adapter_config.json").get("base_model_name_or_path")
         raise ValueError(
@@ -262,7 +262,7 @@ def import_transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise ValueError(f"a directory is converted by transformers: pip install transformers ({error})") from None
+        raise ValueError(f"converting a directory needs transformers: pip install transformers ({error})") from None
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers
@@ -277,11 +277,11 @@ def by_transformers(source: Path, read: Callable[[], Any]) -> Any:
         raise ValueError(f"{source}: transformers can't read it: {reason:.300}") from error
 
 
-# --- Whether what was made is right ---------------------------------------------------------------------------------
+# --- Checking the result --------------------------------------------------------------------------------------------
 
 
 def check_readable(made: Path) -> None:
-    """Read it as a stage does. Raises the ValueError of a stage that can't."""
+    """Read it as a stage does. Raises the stage's ValueError if it can't."""
     open_model(made)
 
 
@@ -304,7 +304,7 @@ def compare_tokens(made: Path, theirs: Any) -> None:
     for text in [*TEXTS, *added, " ".join(added), "".join(added), *(f"a{token}b {token} \n{token}" for token in added)]:
         ids = ours.encode(text)
         if ids != theirs(text).input_ids or ours.decode(ids) != theirs.decode(ids, skip_special_tokens=True):
-            raise ValueError(f"{made}: a stage would make other tokens of {text!r:.80} than transformers")
+            raise ValueError(f"{made}: a stage would tokenize {text!r:.80} differently from transformers")
 
 
 def compare_logits(made: Path, theirs: Any) -> None:
@@ -319,18 +319,18 @@ def compare_logits(made: Path, theirs: Any) -> None:
             logits, expected = ours(ids), theirs(ids[None]).logits[0, -1]
         difference = float((logits - expected).abs().max() / expected.abs().max())
         if not difference < 1e-4:
-            raise ValueError(f"{made}: a stage would compute other logits than transformers, by {difference:.1e}")
+            raise ValueError(f"{made}: a stage's logits would differ from transformers' by {difference:.1e}")
 
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, metavar="SOURCE", help="a file of a training program, or a directory")
-    parser.add_argument("directory", type=Path, metavar="DIRECTORY", help="what is written; new, or empty")
+    parser.add_argument("directory", type=Path, metavar="DIRECTORY", help="the directory to write; new, or empty")
     parser.add_argument(
-        "--gelu", choices=("tanh", "exact"), help="which GELU a training program used, if its file is silent"
+        "--gelu", choices=("tanh", "exact"), help="which GELU a training program used, if its file does not say"
     )
     parser.add_argument(
-        "--n-head", type=int, metavar="N", help="how many heads, if the file of a training program is silent"
+        "--n-head", type=int, metavar="N", help="how many heads, if a training program's file does not say"
     )
     parser.add_argument("--tokenizer", type=Path, metavar="DIRECTORY", help="whose tokenizer (default: SOURCE's)")
     return parser

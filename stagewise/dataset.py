@@ -1,14 +1,15 @@
-"""The inputs of batch runs: JSON lines, an array of JSON, CSV, TSV, lines of text, parquet, or a folder of `datasets`'
-`save_to_disk`. Files may be packed with gzip or zstd, in UTF-8 or UTF-16, on the Hub, or come from stdin (`-`).
+"""The inputs of batch runs: JSON lines, a JSON array, CSV, TSV, lines of text, parquet, or a folder written by
+`datasets`' `save_to_disk`. Files may be compressed with gzip or zstd, in UTF-8 or UTF-16, on the Hub, or come from
+stdin (`-`).
 
-The ending says what a file is, .jsonl, .json, .csv, .tsv, .txt or .parquet, maybe with .gz or .zst; any other is read
-as JSON lines. Each row becomes the line of JSON that it would be:
+The file extension decides: .jsonl, .json, .csv, .tsv, .txt or .parquet, maybe with .gz or .zst; any other is read as
+JSON lines. Each row becomes the corresponding line of JSON:
 
 - CSV and TSV have a header; all values are texts.
 - A line of a .txt file is a prompt.
-- Of an object in a .json file, such as {"data": [...]}, its only list of objects has the rows.
-- Of parquet and Arrow a field without a value is null, a date is a text as in ISO 8601, a decimal its digits, bytes are
-  in Base64, NaN is a value (and null in the output, see batch_file.py). These need pyarrow, and so does zstd: `pip
+- In a .json file with an object, such as {"data": [...]}, its only list of objects has the rows.
+- In parquet and Arrow a field without a value is null, a date is a text as in ISO 8601, a decimal its digits, bytes are
+  Base64, NaN is a value (and null in the output, see batch_file.py). These need pyarrow, and so does zstd: `pip
   install pyarrow`, or the extra `parquet`.
 """
 
@@ -31,7 +32,7 @@ from string import Formatter
 from typing import Any
 
 from .console import naming
-from .strict_json import no_duplicates
+from .strict_json import from_line, no_duplicates
 
 HUB = "hf://"
 STDIN = "-"
@@ -48,7 +49,7 @@ class Columns:
     Attributes:
         prompt, id: the fields.
         template: makes the prompt, as in "Question: {question}\\nAnswer:".
-        choices: the field with texts of which the likeliest is looked for; or these texts themselves.
+        choices: the field with the texts from which to pick the likeliest; or these texts themselves.
         score: "text": how likely the prompt is as a text; "last-word": how likely its last word is after the others.
     """
 
@@ -67,7 +68,7 @@ class Columns:
             except ValueError as error:
                 raise ValueError(f"--prompt-template: {error}") from None
             if any(not name or form or conversion for _, name, form, conversion in parts):
-                message = "write a field as {name}, and a brace of the text twice"
+                message = "write a field as {name}, and double any other brace"
                 raise ValueError(f"--prompt-template {self.template!r:.80}: {message}")
         if self.choices is not None and self.score is not None:
             raise ValueError("give either --choices-column, or --choices, or --score")
@@ -79,7 +80,7 @@ class Columns:
 
     @property
     def named(self) -> dict[str, str]:
-        """Each field that was named, with the flag that names it."""
+        """Each field that was named, with its flag."""
         names = {name: "--prompt-template" for _, name, _, _ in Formatter().parse(self.template or "") if name}
         for name in ("prompt", "id", "choices"):
             value = getattr(self, name)
@@ -101,12 +102,12 @@ class Columns:
         return "".join(pieces)
 
     def to_dict(self) -> dict[str, Any] | None:
-        """As a manifest has it; None if all is as usual."""
+        """As in a manifest; None if everything is at its default."""
         return None if self == Columns() else json.loads(json.dumps(asdict(self)))
 
 
 def find(values: dict, path: str, flag: str) -> Any:
-    """A field of a row, or a field of that: `answer.value`, `conversations.0.value`. Raises ValueError if there is
+    """A field of a row, or a nested field: `answer.value`, `conversations.0.value`. Raises ValueError if there is
     none."""
     if path in values:
         return values[path]
@@ -166,29 +167,29 @@ def check_dataset(name: str) -> None:
         import_arrow(name)
         arrow_files(path)
         return
-    if not path.is_file():  # a pipe, say
-        raise ValueError(f"--input {path} is not a regular file, which --resume could read again")
+    if not path.is_file():  # such as a pipe
+        raise ValueError(f"--input {path} is not a regular file, so --resume could not read it again")
     path.open("rb").close()
 
 
 def check_columns(dataset: Dataset, columns: Columns) -> None:
-    """Raise ValueError if no row has the prompt, or a field that was named; called before the model is loaded."""
+    """Raise ValueError if no row has the prompt, or a named field; called before the model is loaded."""
     rows, why = [], None
     for number, raw in dataset.rows[:NUM_LOOKED_AT]:
         try:
-            row = json.loads(raw)
+            row = from_line(raw)
         except (ValueError, RecursionError) as error:
             why = why or f"line {number}: {error}"
             continue
         if isinstance(row, dict):
             rows.append(row)
         else:
-            why = why or f"line {number} is a JSON {type(row).__name__}, no object"
+            why = why or f"line {number} is a JSON {type(row).__name__}, not an object"
     if not dataset.rows:
         return
     if not rows:
-        kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, packed as .gz or .zst"
-        raise ValueError(f"--input {dataset.name} is no JSON lines ({why}); other files end in {kinds}")
+        kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, perhaps with .gz or .zst"
+        raise ValueError(f"--input {dataset.name} is not JSON lines ({why}); names of other files end in {kinds}")
     there = dict.fromkeys(name for row in rows for name in row)
     names = ", ".join(map(repr, there))
     for path, flag in columns.named.items():
@@ -196,7 +197,7 @@ def check_columns(dataset: Dataset, columns: Columns) -> None:
             raise ValueError(f"--input {dataset.name} has no column {path!r}, which {flag} names; it has {names}")
     usual = {"prompt", "prompt_token_ids", "body"}
     if columns.prompt == "prompt" and columns.template is None and not usual & there.keys():
-        message = "name another with --prompt-column, or make one of several with --prompt-template"
+        message = "name another with --prompt-column, or combine several with --prompt-template"
         raise ValueError(f"--input {dataset.name} has no column 'prompt': {message}; it has {names}")
 
 
@@ -221,7 +222,7 @@ def read_bytes(name: str) -> bytes:
 
 
 def unpacked(name: str, content: bytes) -> bytes:
-    """The content of a file, whose first bytes say how it is packed. Raises ValueError if it is damaged."""
+    """The content of a file, whose first bytes say how it is compressed. Raises ValueError if it is damaged."""
     try:
         if content.startswith(b"\x1f\x8b"):
             return gzip.decompress(content)
@@ -229,7 +230,7 @@ def unpacked(name: str, content: bytes) -> bytes:
             pyarrow = import_arrow(name, "zstd")
             return pyarrow.CompressedInputStream(pyarrow.BufferReader(content), "zstd").read()
     except (OSError, EOFError, zlib.error) as error:  # gzip's BadGzipFile and Arrow's errors are OSErrors
-        raise ValueError(f"--input {name} can't be unpacked: {error}") from None
+        raise ValueError(f"--input {name} can't be decompressed: {error}") from None
     return content
 
 
@@ -240,7 +241,7 @@ def read_rows(name: str, content: bytes) -> list[bytes]:
         return read_parquet(name, content)
     encoding = json.detect_encoding(content[:4])
     if encoding.startswith("utf-8") and kind not in (".csv", ".tsv", ".txt"):
-        text = content.removeprefix(codecs.BOM_UTF8)  # Windows writes such a mark; a line may be no UTF-8, by itself
+        text = content.removeprefix(codecs.BOM_UTF8)  # Windows writes such a mark; a single line may be invalid UTF-8
     else:
         try:
             text = content.decode(encoding).encode("utf-8", "surrogatepass")
@@ -259,14 +260,14 @@ def read_rows(name: str, content: bytes) -> list[bytes]:
 
 
 def read_table(name: str, text: str, delimiter: str) -> list[bytes]:
-    """The rows of CSV or TSV, whose first one has the names."""
+    """The rows of CSV or TSV; the first one has the names."""
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows: list[bytes] = []
     try:
         header = next(reader, [])
         if twice := [one for i, one in enumerate(header) if one in header[:i]]:
-            raise ValueError(f"two columns are called {twice[0]!r:.80}")
+            raise ValueError(f"two columns are named {twice[0]!r:.80}")
         for row in reader:
             if row and len(row) != len(header):
                 raise ValueError(
@@ -276,7 +277,7 @@ def read_table(name: str, text: str, delimiter: str) -> list[bytes]:
     except (csv.Error, ValueError) as error:
         where = f" (line {reader.line_num})" if isinstance(error, csv.Error) else ""
         raise ValueError(f"--input {name} can't be read as a table: {error}{where}") from None
-    return [b"", *rows]  # so that rows have the numbers of their lines, where each has one
+    return [b"", *rows]  # so that rows have their line numbers, if each is one line
 
 
 def read_json(name: str, text: bytes) -> list[bytes]:
@@ -286,7 +287,7 @@ def read_json(name: str, text: bytes) -> list[bytes]:
     except (ValueError, RecursionError) as error:
         if text.lstrip().startswith(b"{"):  # each line an object
             return text.split(b"\n")
-        raise ValueError(f"--input {name} is no array of JSON: {error}") from None
+        raise ValueError(f"--input {name} is not a JSON array: {error}") from None
     if isinstance(whole, dict):
         lists = {key: value for key, value in whole.items() if is_rows(value)}
         if "prompt" in whole or not lists:
@@ -302,7 +303,7 @@ def is_rows(value: Any) -> bool:
 
 
 def fetch(name: str, flag: str = "--input ") -> bytes:
-    """A file of the Hub, by huggingface_hub's file system. flag: names it in an error. Raises OSError."""
+    """A file on the Hub, through huggingface_hub's file system. flag: names it in an error. Raises OSError."""
     from huggingface_hub import HfFileSystem
 
     with telling(f"{flag}{name} can't be fetched"):
@@ -310,21 +311,21 @@ def fetch(name: str, flag: str = "--input ") -> bytes:
 
 
 def find_results(name: str) -> str:
-    """The result file of a dataset of the Hub, as `stagewise push` makes them: the only one of JSON lines. Raises
+    """The result file of a dataset on the Hub, as uploaded by `stagewise push`: its only JSON lines file. Raises
     ValueError, OSError."""
     from huggingface_hub import HfFileSystem
 
     with telling(f"{name} can't be fetched"):
         files = sorted(map(str, HfFileSystem().glob(f"{name}/*.jsonl")))
     if len(files) != 1:
-        there = f"one of {', '.join(Path(file).name for file in files)}" if files else "it has none of JSON lines"
+        there = f"one of {', '.join(Path(file).name for file in files)}" if files else "it has no JSON lines file"
         raise ValueError(f"{name}: name the result file, {name}/FILE ({there})")
     return f"{HUB}{files[0]}"
 
 
 @contextlib.contextmanager
 def telling(what: str, kind: type[Exception] = OSError) -> Iterator[None]:
-    """The many errors of a library (of the network, or for a damaged file) told as one of this kind, in a line."""
+    """A library's many errors (network, damaged files) as one error of this type, in one line."""
     try:
         yield
     except Exception as error:
@@ -338,34 +339,34 @@ def import_arrow(name: str, what: str = "a folder"):
         import pyarrow.ipc
         import pyarrow.parquet
     except ModuleNotFoundError:
-        raise ValueError(f"--input {name}: {what} needs pyarrow, which `pip install pyarrow` brings") from None
+        raise ValueError(f"--input {name}: {what} needs pyarrow (pip install pyarrow)") from None
     return pyarrow
 
 
 def arrow_files(folder: Path) -> list[Path]:
-    """The files of a folder of save_to_disk. Raises ValueError if it is none."""
+    """The files of a folder written by save_to_disk. Raises ValueError if it is not one."""
     if (folder / "dataset_dict.json").exists():
         splits = ", ".join(sorted(path.parent.name for path in folder.glob(f"*/{STATE}")))
-        raise ValueError(f"--input {folder} has several splits: name one of the folders in it ({splits})")
+        raise ValueError(f"--input {folder} has several splits: name one of its folders ({splits})")
     try:
         files = [
             folder / one["filename"] for one in json.loads((folder / STATE).read_text(encoding="utf-8"))["_data_files"]
         ]
     except FileNotFoundError:
         raise ValueError(
-            f"--input {folder} is not a regular file, nor a folder of save_to_disk: it has no {STATE}"
+            f"--input {folder} is not a regular file, nor a folder written by save_to_disk: it has no {STATE}"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--input {folder / STATE} lists no files: {error}") from None
     if lost := [file for file in files if file.parent != folder or not file.is_file()]:
-        raise ValueError(f"--input {folder}: {lost[0]} is not there")
+        raise ValueError(f"--input {folder}: {lost[0]} is missing")
     if not files:
         raise ValueError(f"--input {folder / STATE} lists no files")
     return files
 
 
 def read_arrow(name: str) -> list[bytes]:
-    """The rows of a folder of save_to_disk as lines of JSON."""
+    """The rows of a folder written by save_to_disk as lines of JSON."""
     ipc, rows = import_arrow(name).ipc, []
     for file in arrow_files(Path(name)):
         with telling(f"--input {file} can't be read as Arrow", ValueError), file.open("rb") as stream:
@@ -389,11 +390,11 @@ def as_lines(name: str, rows: list[dict]) -> list[bytes]:
 
 
 def as_text(value) -> str:
-    """What JSON has no form for."""
+    """Values that JSON can't represent."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
     if isinstance(value, decimal.Decimal):
         return str(value)
-    raise TypeError(f"JSON has no form for a value of the type {type(value).__name__}")
+    raise TypeError(f"JSON can't represent a value of type {type(value).__name__}")

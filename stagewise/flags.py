@@ -1,4 +1,4 @@
-"""The flags of the command line: which a stage has, and what they ask for."""
+"""The flags of the command line: which ones a stage has, and what they mean."""
 
 import argparse
 import contextlib
@@ -47,7 +47,7 @@ class Pairs(argparse.Action):
         setattr(namespace, self.dest, {**getattr(namespace, self.dest), **dict(values)})
 
 
-# The flags of sampling fields, of those that a stage has; the seed is an option of the engine.
+# The flags of the sampling fields that a stage has; the seed is an option of the engine.
 SAMPLING = {
     "max_tokens": dict(type=int, default=256, metavar="N", help="longest output (default: %(default)s)"),
     "min_tokens": dict(type=int, metavar="N", help="shortest output"),
@@ -67,24 +67,26 @@ SAMPLING = {
         nargs="+", type=pair, action=Pairs, default={}, metavar="ID=X", help="add X to the logit of token ID"
     ),
     "bad_words": dict(nargs="+", action="extend", default=[], metavar="TEXT", help="texts that no output may contain"),
-    "allowed_token_ids": dict(
-        nargs="+", type=int, action="extend", metavar="ID", help="choose from these tokens alone"
-    ),
+    "allowed_token_ids": dict(nargs="+", type=int, action="extend", metavar="ID", help="choose only from these tokens"),
     "structured_outputs": dict(
         type=form,
         metavar="JSON",
         help='form of the output: {"json": SCHEMA}, or regex, choice, grammar, json_object',
     ),
     "include_stop_str_in_output": dict(action="store_true", help="end after the stop text"),
-    "skip_special_tokens": dict(action=argparse.BooleanOptionalAction, default=True, help="no text for the end token"),
-    "truncate_prompt_tokens": dict(type=int, metavar="N", help="of longer prompts take the last N tokens"),
-    "prompt_logprobs": dict(type=int, metavar="K", help="the same of the prompt's tokens; --max-tokens may be 0 then"),
+    "skip_special_tokens": dict(
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="include special tokens, such as the end token, in the text",
+    ),
+    "truncate_prompt_tokens": dict(type=int, metavar="N", help="keep only the last N tokens of longer prompts"),
+    "prompt_logprobs": dict(type=int, metavar="K", help="the same for the prompt's tokens; then --max-tokens may be 0"),
 }
 
 PROMPTS = ("texts", "prompts", "prompts_file")
 DRAWING = [name for name in SAMPLING if name not in ("max_tokens", "temperature")] + ["seed", "speculate", "num_drafts"]
 SCORES = (*DRAWING, "max_tokens", "temperature", "generation_config", "beam_width"), "which generates nothing"
-# A flag, and which others it leaves no use for, and why.
+# A flag, the flags that can't be combined with it, and why.
 EXCLUDES = {
     **dict.fromkeys(("score", "choices", "choices_column"), SCORES),
     "beam_width": (DRAWING, "which draws nothing"),
@@ -94,7 +96,7 @@ EXCLUDES = {
     "ray": (("trace", "strict", "json", "stats"), "whose engines are in other processes"),
     "quiet": (("stats",), "which prints none"),
 }
-# A flag, and which others it has no use without: one of these.
+# A flag, and the flags of which it needs one.
 NEEDS = {
     **dict.fromkeys(("prompt_column", "prompt_template", "id_column", "strict", "chat_template"), ("input",)),
     **dict.fromkeys(("choices_column", "choices", "score", "ray", "output", "resume"), ("input",)),
@@ -127,7 +129,7 @@ def add_options(stage: Stage, add: Callable[..., Any]) -> None:
 def options_of(stage: Stage, args: argparse.Namespace) -> dict[str, Any]:
     """The options of the stage's engine by name, as the flags gave them. Raises ValueError."""
     if getattr(args, "speculate", None) == "off" and args.num_drafts != "auto":
-        raise ValueError("--num-drafts can't go with --speculate off, which drafts nothing")
+        raise ValueError("--num-drafts can't be combined with --speculate off, which drafts nothing")
     options = fields(stage.EngineConfig)
     return {option.name: getattr(args, option.name) for option in options if option.metadata["flag"].get("name", True)}
 
@@ -139,7 +141,7 @@ def pick_stage(argv: list[str] | None, numbers: Iterable[int] = PACKAGES) -> Sta
     argv = sys.argv[1:] if argv is None else argv
     number = parser.parse_known_args(argv)[0].stage
     if number is None:
-        with contextlib.suppress(ValueError, OSError):  # which the other parser tells
+        with contextlib.suppress(ValueError, OSError):  # which the other parser reports
             number = read_config(argv)[1].get("stage")
     number = str(number)
     return STAGES[int(number) if number.isdecimal() and int(number) in numbers else EXACT]
@@ -151,7 +153,7 @@ def stages_that_have(flag: str) -> list[int]:
 
 
 def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parser:
-    """The flags that the stage has use for. picks_stage: --stage is one, see `pick_stage`."""
+    """The flags that the stage uses. picks_stage: --stage is one of them, see `pick_stage`."""
     parser = Parser(prog=prog, description=stage.description, allow_abbrev=False)
     parser.others_that_have = stages_that_have
     parser.set_defaults(input=None, output=None, resume=False, interactive=False, ray=None, policy=None, n=1)
@@ -172,32 +174,32 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     if stage.is_batched:
         help = "complete the lines of these files (see batch_file.py, dataset.py)"
         add("--input", nargs="+", metavar="FILE", help=help)
-        help = "the field of --input that has the prompt; of a field in another OUTER.INNER"
+        help = "the field of --input with the prompt; a nested field is OUTER.INNER"
         add("--prompt-column", default="prompt", metavar="NAME", help=help)
-        help = r"makes the prompt of several fields, as in 'Question: {question}\nAnswer:'"
+        help = r"makes the prompt from several fields, as in 'Question: {question}\nAnswer:'"
         add("--prompt-template", type=lambda text: text.replace(r"\n", "\n"), metavar="TEXT", help=help)
-        add("--id-column", default="id", metavar="NAME", help="the field of --input that has the id")
-        help = "a Jinja template that makes prompts of the chats in --input (default: the model's own)"
+        add("--id-column", default="id", metavar="NAME", help="the field of --input with the id")
+        help = "a Jinja template that turns the chats in --input into prompts (default: the model's own)"
         add("--chat-template", type=Path, metavar="FILE", help=help)
         add("--strict", action="store_true", help="check all lines of --input first, and run none if one is wrong")
     if stage.can_score:
-        help = "score rather than complete: which of the texts in this field of --input is the likeliest?"
+        help = "score instead of completing: which of the texts in this field of --input is the likeliest?"
         add("--choices-column", metavar="NAME", help=help)
-        add("--choices", nargs="+", metavar="TEXT", help="the same, of these texts after each prompt")
+        add("--choices", nargs="+", metavar="TEXT", help="the same, with these texts after each prompt")
         help = "how likely is each prompt of --input as a text, or its last word after the others?"
         add("--score", choices=["text", "last-word"], help=help)
     add = parser.add_argument_group("output").add_argument
     if stage.is_batched:
         add("--output", nargs="+", type=Path, metavar="FILE.jsonl", help="where the results of each --input go")
-        add("--resume", action="store_true", help="continue the --output of a run that was killed")
+        add("--resume", action="store_true", help="continue the --output of an interrupted run")
     add("--json", action="store_true", help="print a line of JSON per result")
     add(
         "--trace",
         type=Path,
         metavar="FILE",
-        help="write a line of JSON per forward pass to this file; an earlier trace is replaced, any other file refused",
+        help="write a line of JSON per forward pass to this file; it may replace an earlier trace, but no other file",
     )
-    add("--stats", action="store_true", help="below the closing line, what the run waited for and wasted")
+    add("--stats", action="store_true", help="after the closing line, show what the run waited for and wasted")
     add("--quiet", action="store_true", help="no progress and no closing line")
     add_options(stage, parser.add_argument_group("engine").add_argument)
     add, defaults = parser.add_argument_group("sampling").add_argument, stage.SamplingParams()
@@ -212,7 +214,7 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
             metavar="N",
             help="search for the N best completions of each prompt; draws nothing",
         )
-        add("--length-penalty", type=float, metavar="X", help="of beams: over 0 prefers longer ones (default: 1)")
+        add("--length-penalty", type=float, metavar="X", help="for beams: over 0 prefers longer ones (default: 1)")
         help = (
             "when a search ends: false (the best beam is no better; the default), true (N have ended), never (none can "
             "get better)"
@@ -221,7 +223,7 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     add("--generation-config", action="store_true", help="defaults are those of the model's generation_config.json")
     if stage.can_serve:
         add = parser.add_argument_group("cluster").add_argument
-        help = "run --input on a cluster; auto: this machine's, or a new one on it alone"
+        help = "run --input on a cluster; auto: this machine's, or a new one on this machine alone"
         add("--ray", metavar="ADDRESS", help=help)
         add("--actors", type=positive, metavar="N", help="with --ray: engines (default: 1)")
         add("--cpus-per-actor", type=positive, metavar="N", help="with --ray (default: 1)")
@@ -230,7 +232,7 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
 
 
 def given_flags(parser: Parser, argv: list[str]) -> set[str]:
-    """The flags that the command line and its --config name, as attributes of what is parsed."""
+    """The flags given on the command line and in its --config, as attribute names."""
     config = read_config(argv)[1].items()
     words = [f"--{name.replace('_', '-')}" for name, value in config if value is not False and value != []]
     words += itertools.takewhile(lambda word: word != "--", argv)
@@ -239,7 +241,7 @@ def given_flags(parser: Parser, argv: list[str]) -> set[str]:
 
 
 def check_flags(stage: Stage, args: argparse.Namespace, given: set[str]) -> None:
-    """Raise ValueError for a flag that was given and that this run has no use for."""
+    """Raise ValueError for a given flag that has no effect in this run."""
     given = (given | ({"texts"} if args.texts else set())) - ({"n"} if args.n == 1 else set())
 
     def flag(name: str) -> str:
@@ -247,7 +249,7 @@ def check_flags(stage: Stage, args: argparse.Namespace, given: set[str]) -> None
 
     for name, (others, why) in EXCLUDES.items():
         if name in given and (idle := [other for other in others if other in given]):
-            raise ValueError(f"{flag(idle[0])} can't go with {flag(name)}, {why}")
+            raise ValueError(f"{flag(idle[0])} can't be combined with {flag(name)}, {why}")
     for name, others in NEEDS.items():
         if name in given and given.isdisjoint(others):
             there = [other for other in others if other != "input" or stage.is_batched]
@@ -255,11 +257,11 @@ def check_flags(stage: Stage, args: argparse.Namespace, given: set[str]) -> None
     if args.policy == "priority" and "input" not in given:
         raise ValueError("--policy priority needs --input, whose lines may have a priority")
     if {"input", "json"} <= given and not stage.can_serve:  # in the others the closing line is JSON
-        raise ValueError("--json can't go with --input, whose results are JSON anyway")
+        raise ValueError("--json can't be combined with --input, whose results are JSON anyway")
 
 
 def sampling_of(stage: Stage, args: argparse.Namespace) -> Sampling:
-    """What the flags ask of the sampler. Raises ValueError if it can't be."""
+    """The sampling fields that the flags give. Raises ValueError if they are wrong."""
     names = SAMPLING.keys() & {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS}
     return Sampling(stage, **{name: getattr(args, name) for name in names})
 
@@ -271,19 +273,19 @@ def how_of(stage: Stage, args: argparse.Namespace) -> How:
 
 
 def beams_of(stage: Stage, args: argparse.Namespace, sampling: Sampling) -> Beams | None:
-    """The beam search that the flags ask for. Raises ValueError beside what a search has no use for."""
+    """The beam search that the flags ask for. Raises ValueError for flags that can't be combined with it."""
     if args.beam_width is None:
         return None
     draws = args.temperature not in (0, SAMPLING["temperature"]["default"])
     if idle := [*drawing(sampling), *(["temperature"] if draws else [])]:  # maybe of --generation-config
-        raise ValueError(f"--{idle[0].replace('_', '-')} can't go with --beam-width, which draws nothing")
+        raise ValueError(f"--{idle[0].replace('_', '-')} can't be combined with --beam-width, which draws nothing")
     stage.check_whole_number("--beam-width", args.beam_width, 1)
     stopping = {None: False, "false": False, "true": True, "never": "never"}[args.early_stopping]
     return Beams(args.beam_width, 1.0 if args.length_penalty is None else args.length_penalty, stopping)
 
 
 def columns_of(args: argparse.Namespace) -> Columns:
-    """Which fields of --input have what. Raises ValueError if that is not clear."""
+    """Which fields of --input are used for what. Raises ValueError if that is unclear."""
     if args.choices and args.choices_column:
         raise ValueError("give either --choices-column or --choices")
     choices = tuple(args.choices) if args.choices else args.choices_column
@@ -301,7 +303,7 @@ def template_of(args: argparse.Namespace) -> str | None:
 
 
 def pairs_of(args: argparse.Namespace) -> list[tuple[str, Path]]:
-    """Each input with its output. Raises ValueError if that is not clear."""
+    """Each input with its output. Raises ValueError if that is unclear."""
     sources, outputs = args.input or [], args.output or []
     if len(sources) > 1 and len(outputs) == 1 and outputs[0].is_dir():
         outputs = [outputs[0] / f"{Path(source).stem}.jsonl" for source in sources]

@@ -1,5 +1,5 @@
 """Compiles forms in a process that can be killed: a schema of a few characters may take minutes and gigabytes, and no
-limit of llguidance's stops that. What passes here is compiled again by whoever asked, and takes about as long there.
+limit of llguidance's stops that. What compiles here is compiled again by the caller, which takes about as long.
 """
 
 import contextlib
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 1.0  # of CPU time
-WALL_FACTOR = 10  # so many times as long where the machine is busy, or knows no limit of CPU time
+WALL_FACTOR = 10  # times as long where the machine is busy, or has no limit on CPU time
 MEGABYTES = 512
-TRIAL_STEPS = 4  # some things are wrong, or too much, only there
+TRIAL_STEPS = 4  # some errors, and excesses, show only there
 
 
 class FormCheck:
-    """A process that compiles forms, one after the other, and ends with the one that started it.
+    """A process that compiles forms, one after another, and ends with the one that started it.
 
     Args:
         setup: the vocabulary and the limits, as JSON.
@@ -44,7 +44,7 @@ class FormCheck:
         timer.start()
         try:
             answer = self._say(json.dumps([grammar, seconds]).encode())
-        except BaseException:  # a Ctrl-C, say: nobody waits for the answer any more
+        except BaseException:  # such as a Ctrl-C: nobody waits for the answer anymore
             self.kill()
             raise
         finally:
@@ -52,7 +52,7 @@ class FormCheck:
         if not answer:
             self.kill()
             limits = f"{seconds:g} s or {MEGABYTES} MB"
-            return f"it is too large or too intricate: compiling it takes over {limits}"
+            return f"it is too large or too complex: compiling it takes over {limits}"
         return json.loads(answer)
 
     def _say(self, line: bytes) -> bytes:
@@ -70,7 +70,7 @@ class FormCheck:
 def compile_forms() -> None:
     """The process: answers each line with an error, or an empty text."""
     del sys.path[0]  # this directory
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one that started it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the process that started it
     import llguidance
 
     setup = json.loads(sys.stdin.buffer.readline())
@@ -99,8 +99,8 @@ def try_out(matcher: Any) -> str:
 
 
 class Words:
-    """The vocabulary, as llguidance wants it. encode: cuts a text that is the only one possible into tokens; in this
-    process, where it makes no difference how, into bytes."""
+    """The vocabulary in llguidance's form. encode: tokenizes a text that is the only one possible; in this process,
+    where it makes no difference, into bytes."""
 
     bos_token_id = None
 
@@ -121,13 +121,15 @@ def answer(text: str) -> None:
 
 
 def limit_time(seconds: float) -> None:
-    """End after so much CPU time, by a signal; 0: never. Windows has none."""
+    """End after this much CPU time, by a signal; 0: never. Windows has none."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def limit_memory() -> None:
-    with contextlib.suppress(ImportError, OSError, ValueError):  # where there is no such limit, the time is one
+    with contextlib.suppress(
+        ImportError, OSError, ValueError
+    ):  # where there is no such limit, wall-clock time is the limit
         import resource
 
         pages = int(Path("/proc/self/statm").read_text().split()[0])

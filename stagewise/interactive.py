@@ -1,9 +1,9 @@
 """`--interactive`: type a prompt and watch it stream.
 
-On a terminal a line is typed after a prompt sign, with readline's keys and history; then its completion streams. What
-is typed meanwhile is not echoed: a whole line joins the running batch at once and is shown in its turn, the rest waits
-at the next prompt sign. Ctrl-C stops the completion that is shown, Ctrl-D ends the program. From a pipe all lines are
-prompts at once; results are printed in their order, each with its prompt.
+On a terminal you type a line after a prompt sign, with readline's keys and history; then its completion streams. Input
+that you type in the meantime is not echoed: a whole line joins the running batch at once and is shown in its turn, the
+rest waits at the next prompt sign. Ctrl-C stops the completion that is shown, Ctrl-D ends the program. From a pipe all
+lines are prompts at once; results are printed in order, each with its prompt.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ def converse(generate: Generate) -> float:
     """Answer the lines of stdin on stdout until the input ends. Returns the seconds in which there was work.
 
     Args:
-        generate: streams the events of a prompt, as that of an AsyncLLM.
+        generate: streams the events of a prompt, like AsyncLLM's.
 
     Raises OSError if stdin can't be read.
     """
@@ -43,12 +43,12 @@ def converse(generate: Generate) -> float:
 
 
 class Answers:
-    """Prompts that were typed and are not shown yet. All are completed at once, and shown one after the other.
+    """Prompts that were typed and are not shown yet. All are completed at once, and shown one after another.
 
     Attributes:
         shown: the task of the prompt that is shown now.
         seconds: how long there was something to complete.
-        failure: why the input ended, if it was no ordinary end.
+        failure: why the input ended, if not in the ordinary way.
     """
 
     def __init__(self, generate: Generate):
@@ -80,7 +80,7 @@ class Answers:
                     pieces.put_nowait(f" [error: {event.stop_reason}]")
         except asyncio.CancelledError:
             pieces.put_nowait(" [aborted]")
-        except Exception as error:  # whatever it is, the reader must not wait forever
+        except Exception as error:  # whatever happens, the reader must not wait forever
             pieces.put_nowait(f" [error: {error}]")
         self._num_open -= 1
         if not self._num_open:
@@ -129,12 +129,12 @@ def from_pipe(generate: Generate) -> float:
 
 
 def read_lines(answers: Answers) -> None:
-    """Read stdin to its end; in a thread of its own, because waiting for a line can't be cancelled."""
+    """Read stdin to its end; in a separate thread, because waiting for a line can't be cancelled."""
     error, call = None, answers.loop.call_soon_threadsafe
     try:
         for line in sys.stdin.buffer:  # bytes: text that can't be decoded must not end the reading
             call(answers.ask, line.decode("utf-8", errors="replace").rstrip("\r\n"))
-    except Exception as problem:  # whatever it is, no caller may wait forever
+    except Exception as problem:  # whatever happens, no caller may wait forever
         error = problem
     if not answers.loop.is_closed():
         call(answers.end, error)
@@ -159,7 +159,7 @@ def history() -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # a home that can't be written has no history
+        with contextlib.suppress(OSError):  # an unwritable home directory has no history
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             readline.write_history_file(path)
@@ -189,8 +189,8 @@ def on_terminal(generate: Generate) -> float:
 
 
 async def answer(generate: Generate, line: str) -> tuple[float, bool]:
-    """Complete a line, and the lines that are typed meanwhile. Returns the seconds that it took, and whether more can
-    be typed."""
+    """Complete a line, and the lines that are typed in the meantime. Returns the seconds that it took, and whether more
+    can be typed."""
     answers, text, is_open, num_shown, is_new = Answers(generate), Wrapper(put), True, 0, True
 
     def begin(prompt: str) -> None:
@@ -210,7 +210,7 @@ async def answer(generate: Generate, line: str) -> tuple[float, bool]:
         text.column = 0
 
     def typed() -> None:
-        """A line is there, or the end of the input."""
+        """A line has arrived, or the end of the input."""
         nonlocal is_open
         try:
             data = os.read(sys.stdin.fileno(), 1 << 16)

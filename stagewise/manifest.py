@@ -1,6 +1,6 @@
-"""What a batch run was: OUTPUT.run.json, written beside the output before its first line.
+"""The manifest of a batch run: OUTPUT.run.json, written next to the output before its first line.
 
-It names everything that the answers depend on, so `--resume` can tell whether it continues the same run.
+It lists everything that the answers depend on, so `--resume` can tell whether it continues the same run.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from .console import naming
 from .dataset import Dataset
 from .stages import Setup, Stage
 
-NAMES = ("model", "input")  # where things are, which may change; what is in them is compared by its hash
+NAMES = ("model", "input")  # paths, which may change; contents are compared by their hash
 
 
 def manifest_path(output: str) -> Path:
@@ -40,10 +40,10 @@ def describe_run(stage: Stage, setup: Setup, dataset: Dataset, defaults: Any) ->
 
 
 def begin(output: str, run: dict) -> None:
-    """Write the manifest of a new run. Raises ValueError if it would replace what is no manifest."""
+    """Write the manifest of a new run. Raises ValueError if it would replace some other file."""
     path = manifest_path(output)
     if path.exists() and "input_sha256" not in read(path):
-        raise ValueError(f"{path} exists and is no manifest: remove it, or take another --output")
+        raise ValueError(f"{path} exists and is not a manifest: remove it, or choose another --output")
     new = path.with_name(path.name + ".new")
     with naming(new):
         new.write_text(json.dumps(run, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
@@ -51,30 +51,30 @@ def begin(output: str, run: dict) -> None:
 
 
 def resume(output: str, run: dict) -> None:
-    """Raise ValueError, naming what differs, unless the output is of a run like this one."""
+    """Raise ValueError, naming what differs, unless the output belongs to a run like this one."""
     path = manifest_path(output)
     if not path.exists():
-        raise ValueError(f"--resume: there is no {path}, which says what run {output} is of")
+        raise ValueError(f"--resume: there is no {path}, the manifest of the run that wrote {output}")
     before = read(path)
     for name in (name for name in run if name not in NAMES):
         a, b = before.get(name), run[name]
         if isinstance(a, dict) and isinstance(b, dict):
             for field in (field for field in b if a.get(field) != b[field]):
-                raise ValueError(f"--resume: {field} is {b[field]!r:.80} now, {path} says {a.get(field)!r:.80}")
+                raise ValueError(f"--resume: {field} is {b[field]!r:.80} now, but {path} says {a.get(field)!r:.80}")
         elif a != b and isinstance(b, str) and len(b) >= 64:
-            raise ValueError(f"--resume: {name} differs from {path}: it is not what {output} was made with")
+            raise ValueError(f"--resume: {name} differs from {path}: {output} was made with another one")
         elif a != b:
-            raise ValueError(f"--resume: {name} is {b!r:.80} now, {path} says {a!r:.80}")
+            raise ValueError(f"--resume: {name} is {b!r:.80} now, but {path} says {a!r:.80}")
 
 
 def read(path: Path) -> dict:
-    """A manifest. Raises ValueError if it can't be one."""
+    """A manifest. Raises ValueError if it is not one."""
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} can't be read as a manifest: {error}") from None
     if not isinstance(run, dict):
-        raise ValueError(f"{path} can't be read as a manifest: it is no JSON object")
+        raise ValueError(f"{path} can't be read as a manifest: it is not a JSON object")
     return run
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from .console import naming, reason
 
-# What it is called here, and what other programs (Hugging Face's `generate` and its scripts, vLLM, rosellm) call it.
+# Our name, and the names in other programs (Hugging Face's `generate` and its scripts, vLLM, rosellm).
 OTHER_NAMES = {
     "--max-tokens": "--max-new-tokens --max-output-tokens",
     "--max-tokens (of the output alone)": "--max-length",
@@ -44,7 +44,7 @@ DEFAULTS = {"--stop-on-eos": "an output ends at the end token, unless --ignore-e
 class Parser(argparse.ArgumentParser):
     """Errors are one line, with a hint where there is one.
 
-    others_that_have: of a flag that is not known here, the numbers of the stages that have it.
+    others_that_have: for an unknown flag, the numbers of the stages that have it.
     """
 
     others_that_have: Callable[[str], list[int]] = staticmethod(lambda flag: [])
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *arguments: Any, **more: Any):
         super().__init__(*arguments, **more)
         if more.get("add_help", True):
-            help = "a TOML file of flags, as in max-tokens = 20; those of the command line go over it"
+            help = "a TOML file of flags, as in max-tokens = 20; the command line overrides it"
             self.add_argument("--config", metavar="FILE", help=help)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
@@ -74,7 +74,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args([*flags, *args], namespace)
 
     def _as_arguments(self, flag: str, value: Any) -> list[str]:
-        """A value of a --config as on the command line."""
+        """A --config value as on the command line."""
         if isinstance(value, bool) and self._option_string_actions[flag].nargs == 0:
             off = f"--no-{flag[2:]}"
             return [flag] if value else [off] if off in self._option_string_actions else []
@@ -90,7 +90,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}{''.join(f'; {hint}' for hint in hints)}\n")
 
     def _hint_of_place(self, word: str) -> str | None:
-        """Which flag takes what was given without one."""
+        """The flag for an argument that was given without one."""
         if word.startswith("-"):
             return None
         flags = {"--prompts": "a text to complete", "--model": "a model"}
@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
         return f"use {', '.join(known)}" if known else None
 
     def _hint(self, word: str) -> str | None:
-        """What a flag that is not known here may be called."""
+        """What an unknown flag may be called here."""
         flag = word.partition("=")[0].replace("_", "-")
         if not flag.startswith("--"):
             return None
@@ -106,17 +106,17 @@ class Parser(argparse.ArgumentParser):
         if flag in known:
             return f"{word} is written {flag}"
         if (name := NAME_OF.get(flag)) and name.split()[0] in known:
-            return f"for {flag} give {name}"
+            return f"instead of {flag} use {name}"
         if flag in DEFAULTS:
             return f"{flag} is not needed: {DEFAULTS[flag]}"
         if has_it := self.others_that_have(flag):
-            return f"{flag} is there in stage{'s' if len(has_it) > 1 else ''} {', '.join(map(str, has_it))}"
+            return f"{flag} exists in stage{'s' if len(has_it) > 1 else ''} {', '.join(map(str, has_it))}"
         close = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
         return f"is {close[0]} meant?" if close else None
 
 
 def read_config(args: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
-    """The file that --config names, and its flags; none if it is not there. Raises ValueError or OSError."""
+    """The --config file, and its flags; none without --config. Raises ValueError or OSError."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", nargs="?")
     path = parser.parse_known_args(args)[0].config
@@ -130,9 +130,9 @@ def read_config(args: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
         with naming(path), open(path, "rb") as file:
             config = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"--config {path} is no TOML: {error}") from None
+        raise ValueError(f"--config {path} is not TOML: {error}") from None
     if "config" in config:
-        raise ValueError(f"--config {path} names another: a file has all flags")
+        raise ValueError(f"--config {path} contains another --config: put all flags into one file")
     return path, config
 
 

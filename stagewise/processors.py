@@ -1,10 +1,10 @@
-"""Logits processors: what vLLM's and OpenAI's fields ask of the logits, for any stage.
+"""Logits processors for vLLM's and OpenAI's fields, for any stage.
 
     from stagewise import structured
     SamplingParams(logits_processors=[structured(llm, choice=["yes", "no"])])
 
-Each is a function (prompt token ids, output token ids, logits) -> logits of its arguments alone; it changes the logits
-in place. `sampling_params` makes them from fields of vLLM's names.
+Each is a pure function (prompt token ids, output token ids, logits) -> logits, except that it changes the logits in
+place. `sampling_params` makes them from fields with vLLM's names.
 """
 
 import math
@@ -22,12 +22,12 @@ MAX_BIAS = 100.0  # OpenAI's limit
 
 
 def structured(llm: Any, *, seconds: float = SECONDS, **form: Any) -> Structured:
-    """Hold the whole output to a form. It ends with the end token when the form is complete; before that only
-    `max_tokens` ends it, if the parameters have neither stop texts nor stop tokens.
+    """Structured output: the whole output has this form. It ends with the end token when the form is complete; before
+    that only `max_tokens` ends it, if the parameters have neither stop texts nor stop tokens.
 
     Args:
         llm: the model's LLM, or AsyncLLM.
-        seconds: compiling the form may take so much CPU time.
+        seconds: CPU time that compiling the form may take.
         form: one of `json` (a JSON schema), `regex`, `choice` (a list of texts), `grammar` (Lark's or GBNF) and
             `json_object=True`; and `disable_any_whitespace`. See `Form`.
 
@@ -38,7 +38,7 @@ def structured(llm: Any, *, seconds: float = SECONDS, **form: Any) -> Structured
 
 
 class OnDevices:
-    """A tensor of these values, copied once to each device that asks for it."""
+    """A tensor of these values, copied once to each device that uses it."""
 
     def __init__(self, values: list[Any], dtype: torch.dtype):
         cpu = torch.device("cpu")
@@ -51,7 +51,7 @@ class OnDevices:
 
 
 class TokenIds:
-    """Token ids; `name` is whose they are, for errors."""
+    """Token ids; `name` is the parameter's, for errors."""
 
     def __init__(self, name: str, token_ids: Iterable[Any]):
         self.name, self.token_ids = name, [whole_number(name, i) for i in token_ids]
@@ -63,7 +63,7 @@ class TokenIds:
             raise ValueError(f"{self.name} {self.largest} is outside the model's vocabulary of {vocab_size} tokens")
 
     def on(self, logits: Tensor) -> Tensor:
-        """The ids, where the logits are. [vocab_size] -> [n]"""
+        """The ids, on the logits' device. [vocab_size] -> [n]"""
         self.check(len(logits))
         return self._tensor.on(logits.device)
 
@@ -84,14 +84,14 @@ class LogitBias:
 
 
 class AllowedTokenIds:
-    """Let only these tokens be chosen."""
+    """Allow only these tokens."""
 
     def __init__(self, token_ids: Iterable[int]):
         if isinstance(token_ids, str) or not isinstance(token_ids, Iterable):
             raise ValueError(f"allowed_token_ids must be a list, got {token_ids!r:.80}")
         self.ids = TokenIds("allowed_token_ids", token_ids)
         if not self.ids.token_ids:
-            raise ValueError("allowed_token_ids must not be empty: nothing could be chosen")
+            raise ValueError("allowed_token_ids must not be empty: no token could be chosen")
 
     def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
         ids = self.ids.on(logits)
@@ -99,10 +99,11 @@ class AllowedTokenIds:
 
 
 class BadWords:
-    """Forbid texts, at the beginning of the output and after a space: the last token of each after its others.
+    """Forbid texts, at the beginning of the output and after a space: the last token of each text after its other
+    tokens.
 
     Attributes:
-        words: each as tokens, as it begins a text, and as it follows a space, which may be other tokens and fewer.
+        words: the tokens of each at the beginning of a text and after a space, which may be different and fewer.
     """
 
     def __init__(self, llm: Any, words: str | Sequence[str]):
@@ -117,13 +118,13 @@ class BadWords:
         return logits.index_fill_(0, torch.tensor(forbidden, dtype=torch.int64, device=logits.device), -math.inf)
 
 
-logit_bias, allowed_token_ids, bad_words = LogitBias, AllowedTokenIds, BadWords  # as their users call them
+logit_bias, allowed_token_ids, bad_words = LogitBias, AllowedTokenIds, BadWords  # the names used in `stagewise`
 
 
 def checked_words(words: Any) -> tuple[str, ...]:
     words = (words,) if isinstance(words, str) else words
     if not isinstance(words, Sequence) or not all(isinstance(word, str) and word.strip() for word in words):
-        raise ValueError(f"bad_words must be texts of more than spaces, got {words!r:.80}")
+        raise ValueError(f"bad_words must be texts that are not blank, got {words!r:.80}")
     return tuple(words)
 
 
@@ -132,14 +133,14 @@ def ends_with(token_ids: list[int], others: list[int]) -> bool:
 
 
 def number(name: str, value: Any, low: float, high: float) -> float:
-    """A number as Python's own. Raises ValueError, naming it, unless it is one from low to high."""
+    """A number as a Python number. Raises ValueError, naming it, unless it is one from low to high."""
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:  # pyright: ignore[reportOperatorIssue]
         raise ValueError(f"{name} must be a number from {low} to {high}, got {value!r:.80}")
     return float(value)
 
 
 def whole_number(name: str, value: Any, low: int = 0, high: int = 2**63 - 1) -> int:
-    """A whole number as Python's own. Raises ValueError, naming it, unless it is one from low to high."""
+    """A whole number as a Python int. Raises ValueError, naming it, unless it is one from low to high."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:  # pyright: ignore[reportOperatorIssue]
         raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r:.80}")
     return int(value)

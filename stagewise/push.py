@@ -1,9 +1,9 @@
-"""Put a result file of a batch run on the Hub, as a dataset: the lines, the manifest of the run, scores, and a card.
+"""Upload a batch run's result file to the Hub, as a dataset: the lines, the run's manifest, scores, and a card.
 
     python -m stagewise push answers.jsonl --repo USER/NAME --reference answer
-    python -m stagewise push answers.jsonl --folder FOLDER         # what would be put there; sends nothing
+    python -m stagewise push answers.jsonl --folder FOLDER         # what would be uploaded; sends nothing
 
-The manifest, answers.jsonl.run.json, lies beside the file: the run wrote it. With --reference the lines are scored, as
+The manifest, answers.jsonl.run.json, is next to the file: the run wrote it. With --reference the lines are scored, as
 `stagewise score` does. Log in first (`hf auth login`, or HF_TOKEN); a new dataset is private unless --public is given.
 """
 
@@ -21,6 +21,7 @@ from .manifest import manifest_path
 from .manifest import read as read_manifest
 from .parser import Parser
 from .score import Reference, read_scores, summarize
+from .strict_json import from_line
 
 CARD = """---
 {header}
@@ -46,23 +47,25 @@ SAMPLING = """
 
 A line whose seed is `null` was drawn with one made of the run's seed and the line's number.
 """
-MOST_VALUES = 5  # of a sampling parameter, told with how many lines had each
+MOST_VALUES = 5  # of a sampling parameter, listed with how many lines had each
 
 
 def read(path: Path) -> tuple[list[dict], dict]:
     """The lines of a result file, and its manifest. Raises ValueError or OSError, which name the file."""
-    try:
-        results = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
-        if not results or not all(isinstance(result, dict) for result in results):
-            raise ValueError("it holds no results")
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    results = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        try:
+            results += [from_line(line)] if line.strip() else []
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+    if not results or not all(isinstance(result, dict) for result in results):
+        raise ValueError(f"{path}: it contains no results")
     manifest = manifest_path(str(path))
     if not manifest.exists():
         raise ValueError(f"there is no {manifest}: {path} is not the output of a batch run")
     run = read_manifest(manifest)
     if not {"stage", "model", "version", "sampling"} <= run.keys():
-        raise ValueError(f"{manifest} is no manifest of a batch run")
+        raise ValueError(f"{manifest} is not the manifest of a batch run")
     return results, run
 
 
@@ -71,8 +74,8 @@ def is_truncated(completion: object) -> bool:
 
 
 def sampling_values(results: list[dict], defaults: dict) -> list[tuple[str, str]]:
-    """Each sampling parameter with the values that the lines had, a line's own before the command line's. Errors and
-    scored lines had none, and answers in OpenAI's form do not say which."""
+    """Each sampling parameter with the lines' values; a line's own value overrides the command line's. Errors and
+    scored lines had none, and answers in OpenAI's format don't include them."""
     lines = [
         defaults | result.get("sampling", {})
         for result in results
@@ -123,7 +126,7 @@ def card(name: str, path: Path, results: list[dict], run: dict, scores: dict | N
 
 
 def files_of(path: Path, name: str, reference: str | None) -> dict[str, bytes]:
-    """Everything that the dataset has, by name."""
+    """The dataset's files, by name."""
     results, run = read(path)
     files = {file.name: file.read_bytes() for file in (path, manifest_path(str(path)))}
     scores = None
@@ -144,9 +147,9 @@ def build_parser(prog: str) -> Parser:
     parser.add_argument("results", type=Path, help="a result file of a batch run")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--repo", metavar="USER/NAME", help="the dataset on the Hub")
-    target.add_argument("--folder", type=Path, help="write the dataset here, and send nothing")
+    target.add_argument("--folder", type=Path, help="write the dataset here, and upload nothing")
     parser.add_argument("--reference", metavar="FIELD", help="score the lines against this field")
-    parser.add_argument("--public", action="store_true", help="everybody may read a new dataset")
+    parser.add_argument("--public", action="store_true", help="make a new dataset public")
     return parser
 
 
@@ -154,7 +157,7 @@ def main(argv: list[str] | None = None, prog: str = "stagewise push") -> int:
     args, outcome = build_parser(prog).parse_args(argv), Outcome(prog)
     with outcome:
         if args.public and args.folder:
-            raise ValueError("--public is for --repo: nothing is sent")
+            raise ValueError("--public needs --repo: nothing is uploaded")
         name = args.repo or args.folder.name
         files = files_of(args.results, name, args.reference)
         if args.folder is not None:
@@ -167,7 +170,7 @@ def main(argv: list[str] | None = None, prog: str = "stagewise push") -> int:
 
 
 def push(files: dict[str, bytes], repo: str, public: bool) -> str:
-    """Send files to the Hub, in one commit. Returns the address of the dataset; raises OSError if it fails."""
+    """Upload files to the Hub, in one commit. Returns the dataset's address; raises OSError if it fails."""
     api, added = HfApi(), [CommitOperationAdd(name, content) for name, content in files.items()]
     with telling(f"{repo} can't be written"):
         url = api.create_repo(repo, repo_type="dataset", private=not public, exist_ok=True)

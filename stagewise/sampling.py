@@ -1,7 +1,8 @@
-"""Sampling fields by vLLM's names, for the command line, files and the server: most are a stage's SamplingParams, some
-become logits processors, and one cuts prompts."""
+"""Sampling fields under vLLM's names, for the command line, files and the server: most are a stage's SamplingParams,
+some become logits processors, and one truncates prompts."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,30 +12,43 @@ from .stages import Stage, end_tokens, stage_of
 from .structured_outputs import Form, Structured
 
 PROCESSED = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs")  # in the order in which they apply
-MORE_FIELDS = (*PROCESSED, "truncate_prompt_tokens")  # beside those of SamplingParams
+MORE_FIELDS = (*PROCESSED, "truncate_prompt_tokens")  # besides those of SamplingParams
 
 
 def sampling_params(llm: Any, **fields: Any) -> Any:
-    """SamplingParams for this LLM, or AsyncLLM: of its own fields, and of `logit_bias`, `bad_words`,
+    """SamplingParams for this LLM, or AsyncLLM, from its own fields and from `logit_bias`, `bad_words`,
     `allowed_token_ids` and `structured_outputs`, which become logits processors. Stop texts and stop tokens don't end
-    an output that has a form.
+    structured output.
 
     Raises:
         ValueError: names the field and its value, or what is wrong with the form.
     """
     if "truncate_prompt_tokens" in fields:
-        raise ValueError("truncate_prompt_tokens is no field here: cut the prompt before you give it to generate")
+        raise ValueError(
+            "truncate_prompt_tokens is not a field here: truncate the prompt before you pass it to generate"
+        )
     llm = getattr(llm, "llm", llm)
     return Sampling(stage_of(type(llm).__module__.partition(".")[0]), **fields).params_for(llm)
 
 
+@contextlib.contextmanager
+def cut_hint() -> Iterator[None]:
+    """To the error of a prompt that leaves no room for an output, add the flag that cuts prompts."""
+    try:
+        yield
+    except ValueError as error:
+        if "leave no room" not in str(error):
+            raise
+        raise ValueError(f"{error}; --truncate-prompt-tokens N keeps only the last N tokens") from None
+
+
 class Sampling:
-    """Sampling fields, checked as far as that goes without a model.
+    """Sampling fields, checked as far as possible without a model.
 
     Attributes:
-        fields: as they were given.
+        fields: as given.
         params: the stage's SamplingParams, without processors.
-        given: those of MORE_FIELDS that ask for something, as they are checked.
+        given: those of MORE_FIELDS that ask for something, checked.
 
     Raises:
         ValueError: names the field and its value.
@@ -48,19 +62,20 @@ class Sampling:
         self.given = {name: value for name, value in self.given.items() if value}
         if "structured_outputs" in self.given:
             if self.params.ignore_eos:
-                raise ValueError("ignore_eos can't go with structured_outputs: the end token is how the form ends")
+                raise ValueError("ignore_eos can't be combined with structured_outputs: the end token ends the form")
             self.params = replace(self.params, stop=(), stop_token_ids=())
         self._made: tuple[Any, tuple] = None, ()
 
     def replace(self, **fields: Any) -> "Sampling":
-        """With other values of these fields. What processors were made are the same, if none of these is theirs."""
+        """With other values of these fields. Processors that were made are reused, if none of these fields is
+        theirs."""
         other = Sampling(self.stage, **{**self.fields, **fields})
         if not fields.keys() & {*PROCESSED}:
             other.given, other._made = self.given, self._made
         return other
 
     def params_for(self, llm: Any, seconds: float = SECONDS) -> Any:
-        """The stage's SamplingParams, with processors for an LLM. seconds: compiling a form may take so much CPU time.
+        """The stage's SamplingParams, with processors for an LLM. seconds: CPU time that compiling a form may take.
 
         Raises ValueError.
         """
@@ -82,7 +97,7 @@ class Sampling:
         return tuple(made)
 
     def _check_choice(self, llm: Any) -> None:
-        """Raise ValueError if every token that is allowed is forbidden, too."""
+        """Raise ValueError if every allowed token is also forbidden."""
         if "allowed_token_ids" in self.given:
             words = (word for made in self._made[1] if isinstance(made, BadWords) for word in made.words)
             forbidden = {word[0] for word in words if len(word) == 1}
@@ -93,7 +108,7 @@ class Sampling:
                 raise ValueError(f"allowed_token_ids {message}")
 
     def prompt(self, llm: Any, prompt: Any) -> Any:
-        """A prompt, cut if that is asked for. Raises ValueError."""
+        """A prompt, truncated if requested. Raises ValueError."""
         if "truncate_prompt_tokens" not in self.given:
             return prompt
         token_ids = llm.get_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
@@ -113,13 +128,13 @@ class Sampling:
         return token_ids[-most:]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as a manifest has them."""
+        """All fields, as in a manifest."""
         form = self.given.get("structured_outputs")
         more = {name: self.fields.get(name) for name in MORE_FIELDS} | {"structured_outputs": form and asdict(form)}
         return {**asdict(self.params), **more}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Processors that were made don't travel to another process."""
+        """Processors are not sent to another process."""
         return vars(self) | {"_made": (None, ())}
 
 

@@ -4,8 +4,8 @@
     python -m stagewise score results.jsonl --reference answer --per-line scores.jsonl
     python -m stagewise score hf://datasets/USER/NAME --reference answer       # what `stagewise push` has put there
 
-A line's `text` is compared with its reference field, a text, a number, or a list of these of which the best counts; of
-a field in another give OUTER.INNER, as in `answer.aliases`:
+A line's `text` is compared with its reference field: a text, a number, or a list of these of which the best counts. A
+nested field is OUTER.INNER, as in `answer.aliases`:
 
     exact_match   1 if they are equal once normalized: lower case, no punctuation, no articles, single spaces
     contains      1 if the normalized reference is in the normalized text
@@ -15,23 +15,23 @@ a field in another give OUTER.INNER, as in `answer.aliases`:
 With `--extract '#### (-?[0-9.,]+)'` the last match of this regular expression is compared, in the text and in the
 reference; a text without one is wrong.
 
-Of a line with `choices` (scored by a run, see batch_file.py) the reference field names the right one: by its text, by
+For a line with `choices` (scored by a run, see batch_file.py) the reference field names the right one: by its text, by
 its number from 0 (`--labels-from 1`: from 1), as a number or as digits, or by its letter:
 
     accuracy       1 if its log-probability is the highest
     accuracy_norm  1 if its log-probability per character is the highest: else short choices win
 
-Of a line with a `continuation` the accuracy says whether greedy decoding would choose it, and continuation_perplexity
-is exp of minus the mean log-probability of all continuations. Of the other scored texts the summary has the perplexity:
-exp of minus the mean log-probability per token, and per byte, which compares models whatever their tokens are.
+For a line with a `continuation` the accuracy says whether greedy decoding would choose it, and continuation_perplexity
+is exp(-mean log-probability) of all continuations. For other scored texts the summary has the perplexity, exp(-mean
+log-probability) per token, and per byte, which compares models whatever their tokens are.
 
-The summary also counts the outputs that ended because they reached their greatest length (`truncated`), the lines whose
-reference is null or missing (`without_reference`), which have no scores, and lines that can't be scored (`unscored`;
-stderr says why, and the exit status is 1).
+The summary also counts the outputs that reached their maximum length (`truncated`), the lines whose reference is null
+or missing (`without_reference`), which have no scores, and lines that can't be scored (`unscored`; stderr says why, and
+the exit status is 1).
 
 exact_match and f1 are those of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250); the others are lm-evaluation-harness's
-(acc, acc_norm, byte_perplexity; acc and perplexity of its LAMBADA). Lines that are errors score 0, because
-leaving them out would make a run that fails look better; the summary counts them.
+(acc, acc_norm, byte_perplexity; acc and perplexity of its LAMBADA). Lines that are errors score 0, because leaving them
+out would make a failing run look better; the summary counts them.
 """
 
 import argparse
@@ -52,6 +52,7 @@ from typing import Any
 from .console import Outcome, naming, tell
 from .dataset import HUB, STDIN, fetch, find, find_results, has, unpacked
 from .parser import Parser
+from .strict_json import from_line
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Reference:
     """What the lines are compared with.
 
     Attributes:
-        field: has the reference; None: there is none.
+        field: the field with the reference; None: there is none.
         extract: a regular expression that finds the answer in a text.
         first_label: the number of the first choice.
     """
@@ -88,7 +89,7 @@ def f1(text: str, reference: str) -> float:
 
 
 def score_line(result: Any, reference: Reference) -> dict:
-    """The scores of one result line. Raises ValueError if it is no result, or its reference can't be compared."""
+    """The scores of one result line. Raises ValueError if it is not a result, or its reference can't be compared."""
     if not isinstance(result, dict):
         raise ValueError(f"a result is a JSON object, got {type(result).__name__}")
     scores: dict[str, Any] = {"id": result.get("id")}
@@ -106,7 +107,7 @@ def score_line(result: Any, reference: Reference) -> dict:
         correct = {} if expected is None else score_choices(result, expected, reference.first_label)
         return {**scores, **correct, **likelihood(result)}
     if "text" not in result:
-        raise ValueError("it has no text; of a run with n > 1 choose one of the outputs first")
+        raise ValueError("it has no text; for a run with n > 1, choose one of the outputs first")
     if not isinstance(result["text"], str):
         raise ValueError(f"text must be a text, got {result['text']!r:.80}")
     if result.get("finish_reason") == "length":
@@ -118,13 +119,13 @@ def score_line(result: Any, reference: Reference) -> dict:
         if isinstance(logprob, bool) or not isinstance(logprob, int | float) or not abs(logprob) < 1e300:
             raise ValueError(f"cumulative_logprob must be a finite number, got {logprob!r:.80}")
         if not isinstance(token_ids, list) or not token_ids:
-            raise ValueError(f"cumulative_logprob needs token_ids, a list that is not empty, got {token_ids!r:.80}")
+            raise ValueError(f"cumulative_logprob needs token_ids, a non-empty list, got {token_ids!r:.80}")
         scores["mean_logprob"] = logprob / len(token_ids)
     return scores
 
 
 def texts_of(field: str | None, expected: Any) -> list[str]:
-    """A reference as the texts of which the best counts. Raises ValueError if it is none."""
+    """A reference as the texts of which the best counts. Raises ValueError if it is not one."""
     if isinstance(expected, dict):
         names = ", ".join(f"{field}.{name}" for name in expected)
         raise ValueError(f"field {field!r} is an object: name a field of it ({names})")
@@ -135,7 +136,7 @@ def texts_of(field: str | None, expected: Any) -> list[str]:
 
 
 def compare(text: str, references: list[str], extract: re.Pattern | None) -> dict[str, float]:
-    """The scores of a text beside the best of its references."""
+    """The scores of a text against the best of its references."""
     if extract is not None:
         answer = last_match(extract, text)
         if answer is None:
@@ -157,10 +158,10 @@ def last_match(pattern: re.Pattern, text: str) -> str | None:
 
 
 def read_likelihoods(result: dict) -> list[dict]:
-    """The field `scores`, checked. Raises ValueError if it is not as a batch run writes it."""
+    """The field `scores`, checked. Raises ValueError if a batch run can't have written it."""
     scores = result["scores"]
     if not isinstance(scores, list) or not scores:
-        raise ValueError(f"scores must be a list that is not empty, got {scores!r:.80}")
+        raise ValueError(f"scores must be a non-empty list, got {scores!r:.80}")
     for score in scores:
         for name, low, high in (("logprob", -1e300, 0), ("num_tokens", 1, 1e9), ("num_bytes", 1, 1e12)):
             value = score.get(name, 1 if name == "num_bytes" else None) if isinstance(score, dict) else None
@@ -175,7 +176,7 @@ def score_choices(result: dict, expected: Any, first_label: int) -> dict:
     if choices is None:
         return {}
     if not isinstance(choices, list) or len(choices) != len(scores):
-        raise ValueError(f"choices must be a list of {len(scores)}, as many as scores, got {choices!r:.80}")
+        raise ValueError(f"choices must be a list of {len(scores)}, one per score, got {choices!r:.80}")
     answer = number_of_choice(expected, choices, first_label)
 
     def right(value: Callable[[int], float]) -> int:
@@ -189,7 +190,7 @@ def score_choices(result: dict, expected: Any, first_label: int) -> dict:
 
 
 def number_of_choice(label: Any, choices: Sequence[Any], first_label: int) -> int:
-    """The choice that a label means, from 0. Raises ValueError if it means none."""
+    """The choice that a label names, from 0. Raises ValueError if it names none."""
     if isinstance(label, list) and len(label) == 1:
         (label,) = label
     stripped = [choice.strip() if isinstance(choice, str) else choice for choice in choices]
@@ -228,7 +229,7 @@ def perplexities(lines: list[dict]) -> dict:
         texts = [line for line in lines if length in line]
         if texts:
             mean_loss = -sum(line["logprob"] for line in texts) / sum(line[length] for line in texts)
-            result[name] = math.exp(min(mean_loss, 700))  # e^710 is no float any more
+            result[name] = math.exp(min(mean_loss, 700))  # e^710 overflows a float
     if continuations := [line["logprob"] for line in lines if "accuracy" in line and "logprob" in line]:
         result["continuation_perplexity"] = math.exp(min(-mean(continuations), 700))
     return result
@@ -242,7 +243,7 @@ def summarize(scores: list[dict]) -> dict:
             summary[name] = number
     for name in ("exact_match", "contains", "f1", "mean_logprob", "accuracy", "accuracy_norm"):
         values = [line[name] for line in scores if name in line]
-        if values and name.startswith("accuracy"):  # of a line that could not be read nobody knows that it had choices
+        if values and name.startswith("accuracy"):  # a line that could not be read may have had choices
             values += [0 for line in scores if "error" in line and name not in line]
         if values:
             summary[name] = mean(values)
@@ -250,7 +251,7 @@ def summarize(scores: list[dict]) -> dict:
 
 
 def read_results(source: Path | str) -> bytes:
-    """A result file of the disk or of the Hub, hf://datasets/USER/NAME, maybe /FILE; or stdin, `-`. Raises ValueError,
+    """A result file from the disk or the Hub, hf://datasets/USER/NAME, maybe /FILE; or stdin, `-`. Raises ValueError,
     OSError."""
     name = str(source)
     if name == STDIN:
@@ -267,14 +268,14 @@ def read_results(source: Path | str) -> bytes:
 
 
 def read_scores(source: Path | str, reference: Reference) -> tuple[list[dict], str | None]:
-    """The scores of every line of a result file; and why the first one that has none can't be scored. Raises
-    ValueError if none can, or no line has the reference."""
+    """The scores of every line of a result file, and why the first line that can't be scored can't. Raises ValueError
+    if none can be, or no line has the reference."""
     scores, fields, problem = [], {}, None
     for number, line in enumerate(read_results(source).removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if line.strip():
             result = None
             try:
-                result = json.loads(line.decode("utf-8"))
+                result = from_line(line)
                 scores.append(score_line(result, reference))
                 fields |= dict.fromkeys(result)
             except (ValueError, RecursionError) as error:
@@ -282,7 +283,7 @@ def read_scores(source: Path | str, reference: Reference) -> tuple[list[dict], s
                 name = result.get("id") if isinstance(result, dict) else None
                 scores.append({"id": name, "unscored": 1})
     if not scores:
-        raise ValueError(f"{source} holds no results")
+        raise ValueError(f"{source} contains no results")
     if problem and all("unscored" in line for line in scores):
         raise ValueError(problem)
     compared = [line for line in scores if "error" not in line and "unscored" not in line]
@@ -293,7 +294,7 @@ def read_scores(source: Path | str, reference: Reference) -> tuple[list[dict], s
 
 
 def check_used(args: argparse.Namespace, scores: list[dict]) -> None:
-    """Raise ValueError for a flag that none of these lines has a use for."""
+    """Raise ValueError for a flag that applies to none of these lines."""
     lines = [line for line in scores if "error" not in line and "unscored" not in line]
     kinds = {
         "a text": [line for line in lines if "exact_match" in line],
@@ -307,15 +308,15 @@ def check_used(args: argparse.Namespace, scores: list[dict]) -> None:
         ("--labels-from", args.labels_from, "choices", "a text"),
     ):
         if value is not None and kinds[other] and not kinds[kind]:
-            raise ValueError(f"{flag} is for lines with {kind}: those of {args.results} have {other}")
+            raise ValueError(f"{flag} is for lines with {kind}, but those of {args.results} have {other}")
 
 
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    help = "the --output of a batch run; of the Hub hf://datasets/USER/NAME, with /FILE if it has several; - is stdin"
+    help = "the --output of a batch run; on the Hub hf://datasets/USER/NAME, with /FILE if it has several; - is stdin"
     parser.add_argument("results", help=help)
     parser.add_argument("--reference", metavar="FIELD", help="the field with the reference answer")
-    help = "compare what this regular expression finds last, its first group"
+    help = "compare the last match of this regular expression (its first group)"
     parser.add_argument("--extract", metavar="REGEX", type=regex, help=help)
     help = "the number of the first choice, where references are numbers (default: 0)"
     parser.add_argument("--labels-from", type=int, choices=[0, 1], metavar="N", help=help)
@@ -327,27 +328,31 @@ def regex(text: str) -> re.Pattern:
     try:
         return re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
 
 
 def main(argv: list[str] | None = None, prog: str = "stagewise score") -> int:
     args, outcome = build_parser(prog).parse_args(argv), Outcome(prog)
     with outcome:
         if sys.stdout is None:
-            raise ValueError("stdout is closed: there is no place for the summary")
+            raise ValueError("stdout is closed, so the summary has nowhere to go")
         if args.per_line and os.path.lexists(args.per_line):
-            raise ValueError(f"--per-line {args.per_line} exists: remove it, or take another name")
+            raise ValueError(f"--per-line {args.per_line} exists: remove it, or choose another name")
         if args.reference is None and (args.extract is not None or args.labels_from is not None):
             raise ValueError("--extract and --labels-from need --reference")
         scores, problem = read_scores(args.results, Reference(args.reference, args.extract, args.labels_from or 0))
         check_used(args, scores)
         with naming("stdout"):
             print(json.dumps(summarize(scores), indent=2, allow_nan=False), flush=True)
-        if problem:
-            number = sum("unscored" in line for line in scores)
-            tell(f"{prog}: {number:,} of {len(scores):,} lines can't be scored; the first: {problem}")
-            outcome.status = 1
         if args.per_line:
             with naming(args.per_line), args.per_line.open("x", encoding="utf-8") as file:
                 file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in scores)
+        unscored, without = (sum(name in line for line in scores) for name in ("unscored", "without_reference"))
+        scored = f"{len(scores) - unscored - without:,} of {len(scores):,} lines scored"
+        lacking = f", {without:,} without a reference" if without else ""
+        tell(
+            f"{prog}: {scored}{lacking}" + (f"; {unscored:,} can't be scored, the first: {problem}" if problem else "")
+        )
+        if problem:
+            outcome.status = 1
     return outcome.status

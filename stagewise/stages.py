@@ -1,7 +1,7 @@
-"""The stages: their numbers, packages and commands; and the one place through which this package touches them.
+"""The stages: their numbers, packages and commands; and the only place where this package touches them.
 
-A stage is known by what its package exports: `stage.LLM`, `stage.SamplingParams`, and so on. What is not exported
-stands in `ELSEWHERE`, in the methods of `Stage` and in the functions below; nothing else here looks into a stage.
+A stage is used through what its package exports: `stage.LLM`, `stage.SamplingParams`, and so on. Everything else is in
+`ELSEWHERE`, in the methods of `Stage` and in the functions below; no other module looks into a stage.
 """
 
 import functools
@@ -14,8 +14,8 @@ from typing import Any
 
 from .wrap import weakly, wrap
 
-# The list of stages, from the first on, each with its idea as titles and pictures say it. What else lists them, counts
-# them or says their ideas takes that from here, or tests/test_registry.py compares it.
+# The list of stages, in order, each with its idea as in titles and figures. Whatever else lists or counts them, or
+# names their ideas, takes that from here, or tests/test_registry.py compares it.
 IDEAS = {
     "stage01_single": "one at a time",
     "stage02_static_batch": "static batch",
@@ -27,8 +27,8 @@ IDEAS = {
     "stage08_int8": "weights in int8",
 }
 PACKAGES = dict(enumerate(IDEAS, start=1))
-# The newest one whose tokens are the checkpoint's own. It runs where nobody names a stage: whoever updates a server or
-# a batch run shall not get other tokens because there is one stage more. Stage 8 rounds weights unless told otherwise.
+# The newest one whose tokens are the checkpoint's. It runs if no stage is named: an update of a server or a batch run
+# must not change its tokens because a stage was added. Stage 8 rounds weights unless told otherwise.
 EXACT = 7
 
 # Name -> the module that has it.
@@ -52,13 +52,13 @@ TOKENIZER_FILES += ("special_tokens_map.json", "added_tokens.json")
 
 @dataclass(frozen=True)
 class Setup:
-    """What the answers of an engine depend on, beside its requests.
+    """What an engine's answers depend on, besides its requests.
 
     Attributes:
         config: its EngineConfig.
         directory: of the model.
-        dtype: as torch names it, such as "float32"; where weights are rounded, "float32, weights in int8".
-        arithmetic: what multiplies and what attends, and which parts are disabled; None if no engine is here.
+        dtype: as torch names it, such as "float32"; with rounded weights, "float32, weights in int8".
+        arithmetic: what computes products and attention, and which parts are disabled; None if no engine is here.
     """
 
     config: Any
@@ -131,13 +131,13 @@ class Stage:
 
     @functools.cached_property
     def is_fair(self) -> bool:
-        """Whether it has a policy that lets nobody wait for all that another one asked for."""
+        """Whether it has a policy under which no caller's batch blocks others."""
         return "fair" in self._part("policies").POLICIES
 
     # --- What an engine is made of ----------------------------------------------------------------------------------
 
     def _sizes(self, options: dict) -> tuple[Any, Path, Any, int]:
-        """Of an engine with these options that is not loaded: its EngineConfig, its directory, its ModelConfig, its
+        """For an engine with these options, without loading it: its EngineConfig, directory, ModelConfig, and
         max_model_len."""
         config, weights = self.EngineConfig(**options), self._part("weights")
         directory = weights.find_model(config.model, config.load_format)
@@ -146,7 +146,7 @@ class Stage:
         return config, directory, sizes, longest
 
     def setup(self, options: dict, device: str) -> Setup:
-        """Of an engine that is not loaded: with these options, on this kind of device.
+        """For an engine with these options on this kind of device, without loading it.
 
         Raises:
             ValueError, OSError: as LLM does.
@@ -159,7 +159,7 @@ class Stage:
         return Setup(config, directory, type_of_numbers(dtype, int8), longest)
 
     def most_cache_bytes(self, options: dict) -> int:
-        """What of a KV cache an engine with these options can fill."""
+        """The part of a KV cache that an engine with these options can fill."""
         config, _, sizes, longest = self._sizes(options)
         pick, block = self._part("options"), getattr(config, "block_size", 1)
         dtype = pick.pick_dtype(config.dtype, pick.pick_device(config.device))
@@ -179,13 +179,13 @@ class Stage:
         return weights.generation_defaults(weights.find_model(model, load_format))
 
     def tokenizer_files(self, model: str, load_format: str, tokenizer: str | None) -> Path:
-        """The directory that has a model's tokenizer, and what belongs to it. Raises ValueError or OSError."""
+        """The directory of a model's tokenizer, with its related files. Raises ValueError or OSError."""
         find = self._part("weights").find_model
         place = find(model, load_format) if tokenizer is None else find(tokenizer, "dummy")
         return place.parent if place.is_file() else place
 
     def checkpoint_files(self, directory: Path, tokenizer: str | None) -> list[Path]:
-        """All files that a model is read from: its weights, its sizes, its tokenizer, its template of chats."""
+        """All files of a model: its weights, sizes, tokenizer and chat template."""
         part = self._part("weights")
         place = part.tokenizer_directory(directory, tokenizer)
         names = (directory / name for name in ("config.json", "generation_config.json"))
@@ -230,7 +230,8 @@ def type_of_numbers(dtype: Any, int8: bool) -> str:
 
 
 def count_tokens(stage: Stage, llm: Any, tell: Callable[[int], None]) -> None:
-    """Tell after each step, in the engine's thread, how many tokens of prompts it computed and how many it made."""
+    """Report after each step, in the engine's thread, how many prompt tokens it computed and how many tokens it
+    generated."""
     counts = []
 
     def commit(commit: Callable, batch: Any, *arguments: Any) -> list[Any]:
@@ -251,8 +252,8 @@ def count_tokens(stage: Stage, llm: Any, tell: Callable[[int], None]) -> None:
 
 
 def limit_threads(stage: Stage, llm: Any) -> None:
-    """Let each step use as many threads as there are free cores, beside other programs. From stage 6 on the runner does
-    so itself."""
+    """Let each step use as many threads as other programs leave free cores. From stage 6 on the runner does so
+    itself."""
     if stage.number >= 6:
         return
     limit = STAGES[6].ThreadLimit()
@@ -276,7 +277,7 @@ def check_beams(stage: Stage, llm: Any, prompt: Any, max_tokens: int, beams: Any
     stage._part("beam_search").make_searches(llm.engine, [request], *how)
 
 
-# --- Looking on while an engine runs --------------------------------------------------------------------------------
+# --- Watching an engine -----------------------------------------------------------------------------------------------
 
 
 def core_of(llm: Any) -> Any:
@@ -285,13 +286,13 @@ def core_of(llm: Any) -> Any:
 
 
 def watch_requests(stage: Stage, llm: Any, made: Callable[[Any], None], added: Callable[[Any], None]) -> None:
-    """Tell of each request: when it is made, in the thread that asks for it, and just before the engine gets it,
-    between two steps. These are methods of an object that the engine does not keep alive."""
+    """Report each request: when it is made, in the caller's thread, and just before the engine gets it, between two
+    steps. These are methods of an object that the engine does not keep alive."""
     made, added = weakly(made), weakly(added)
 
     def make(make: Callable, prompt: Any, params: Any, priority: int = 0, number: int | None = None) -> Any:
         request = make(prompt, params, priority, number)
-        if number is None:  # else it is only checked
+        if number is None:  # otherwise it is only checked
             made(request)
         return request
 
@@ -304,5 +305,5 @@ def watch_requests(stage: Stage, llm: Any, made: Callable[[Any], None], added: C
 
 
 def unfinished_requests(llm: Any) -> list[Any]:
-    """Those that wait or run. Any thread may ask."""
+    """The waiting and running requests. Any thread may call this."""
     return list(llm.loop.waiters)

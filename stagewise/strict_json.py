@@ -1,12 +1,12 @@
-"""JSON as the standard has it, whatever is to be written; and keys that are there once, in what is read."""
+"""JSON by the standard, whatever is to be written; no duplicate keys, and errors of a line, in what is read."""
 
 import json
 from typing import Any
 
 
 def to_json(values: Any, *, ascii: bool = False) -> str:
-    """A line of JSON, readable where it can be, unless it is to be ASCII. A number that JSON has no form for, an
-    infinity or NaN, becomes null; half a surrogate pair, which UTF-8 can't carry, stays escaped."""
+    """A line of JSON, in ASCII or with characters as they are. A number that JSON can't represent, an infinity or NaN,
+    becomes null; half a surrogate pair, which UTF-8 can't encode, stays escaped."""
     try:
         line = json.dumps(values, ensure_ascii=ascii, allow_nan=False)
     except ValueError:
@@ -14,12 +14,20 @@ def to_json(values: Any, *, ascii: bool = False) -> str:
     return line if ascii else line.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def from_line(line: bytes, **options: Any) -> Any:
+    """The value of one line of a file. Raises ValueError with the place in the line; the caller knows its number."""
+    try:
+        return json.loads(line.decode("utf-8"), **options)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
+
+
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of an object, as `object_pairs_hook` of json. Raises ValueError if a key is there twice: which of the
-    two is meant?"""
+    """The fields of an object, as `object_pairs_hook` of json. Raises ValueError for a duplicate key: which of the two
+    is meant?"""
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:
-            raise ValueError(f"the key {name!r:.80} is there twice")
+            raise ValueError(f"the key {name!r:.80} appears twice")
         fields[name] = value
     return fields

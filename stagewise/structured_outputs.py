@@ -3,11 +3,11 @@ choices, a regular expression, a JSON schema, a grammar. Names and meanings are 
 `StructuredOutputsParams`.
 
 A form is compiled into a matcher over tokens by llguidance (https://github.com/guidance-ai/llguidance, MIT license), an
-optional dependency. A matcher goes on by a token at a time; what may follow an output depends on the output alone, so
-wherever a matcher is missing it is made from the tokens.
+optional dependency. A matcher advances one token at a time; what may follow an output depends only on the output, so a
+missing matcher is rebuilt from the tokens.
 
 A form may come from a stranger. The limits below keep each step short, by counting the work. Compiling can't be limited
-so: form_compiler.py does that first, in a process that can be killed.
+like that: form_compiler.py does it first, in a process that can be killed.
 """
 
 import functools
@@ -31,8 +31,8 @@ from .stages import end_tokens
 
 MAX_CHARACTERS = 2**16  # of a form
 MAX_MATCHERS = 1024  # that are kept, of one form: as many as the outputs that run at once
-STEP_SECONDS = 0.05  # compiling a form may take so long within a step
-MAX_RULES = 250  # that may refer to one another; 3,000 in a chain are too deep for the stack of llguidance's thread
+STEP_SECONDS = 0.05  # time that compiling a form may take within a step
+MAX_RULES = 250  # that may refer to each other; a chain of 3,000 is too deep for the stack of llguidance's thread
 # llguidance's own limits are 2 to 50 times as high; with them `(a{1000}){1000}` takes minutes for its first token.
 LIMITS: dict[str, Any] = dict(
     initial_lexer_fuel=20_000,
@@ -41,7 +41,7 @@ LIMITS: dict[str, Any] = dict(
     max_grammar_size=20_000,
     max_lexer_states=5_000,
 )
-# Between two parts of JSON one, or none. A small model that may write more, or new lines, goes on with them.
+# Between two parts of JSON one space, or none. A small model that may write more, or line breaks, goes on with them.
 SPACES = r" "
 MISSING = (
     "structured_outputs needs the package llguidance, which is not installed: in the checkout, "
@@ -57,11 +57,11 @@ class Form:
         json: a JSON schema, as an object or as text. An object that lists `properties` has no others, unless the schema
             says `additionalProperties`.
         regex: a regular expression that the whole output matches, in the syntax of Rust's crate `regex`: no look-around
-            and no references back. `\\d` is a digit from 0 to 9.
+            and no backreferences. `\\d` is a digit from 0 to 9.
         choice: texts, one of which is the output.
         grammar: in Lark's syntax, beginning with a rule `start`, or in GBNF, beginning with `root`.
         json_object: any JSON object.
-        disable_any_whitespace: no space between the parts of the JSON; else there may be one.
+        disable_any_whitespace: no space between the parts of the JSON; otherwise there may be one.
 
     Raises:
         ValueError: names the field and its value.
@@ -96,11 +96,11 @@ class Form:
 
     @classmethod
     def of(cls, given: Any) -> "Form":
-        """From what came as JSON. Raises ValueError."""
+        """From JSON values. Raises ValueError."""
         if isinstance(given, cls):
             return given
         if not isinstance(given, Mapping):
-            raise ValueError(f"structured_outputs must be an object of its fields, got {given!r:.80}")
+            raise ValueError(f"structured_outputs must be an object, got {given!r:.80}")
         if unknown := sorted(map(str, given.keys() - {field.name for field in fields(cls)})):
             raise ValueError(f"structured_outputs has no field {unknown[0]!r:.80}")
         return cls(**given)
@@ -139,7 +139,7 @@ FORMS = ("json", "regex", "choice", "grammar", "json_object")
 
 def checked_text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"structured_outputs.{name} must be a text that is not empty, got {value!r:.80}")
+        raise ValueError(f"structured_outputs.{name} must be a non-empty text, got {value!r:.80}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -148,17 +148,17 @@ def checked_text(name: str, value: Any) -> str:
 
 
 class Structured:
-    """The logits processor of a form. It is compiled once; the outputs that have it, of whatever requests, each have a
-    copy of the matcher. Copies share llguidance's lexer, and with it its limits: if one output exceeds them, so do all
-    that run then; and if compiling the form takes long, later ones wait, too.
+    """The logits processor of a form. It is compiled once; each output with this form, of any request, has a copy of
+    the matcher. Copies share llguidance's lexer, and with it its limits: if one output exceeds them, so do all others
+    that run at the time; and if compiling the form takes long, later ones wait too.
 
     Args:
         llm: the model's LLM, or AsyncLLM.
-        form: what the whole output is.
-        seconds: compiling it may take so much CPU time.
+        form: the form of the whole output.
+        seconds: CPU time that compiling it may take.
 
     Raises:
-        ValueError: there can't be such an output, or the form exceeds the limits; or llguidance is missing.
+        ValueError: no output can have this form, or the form exceeds the limits; or llguidance is missing.
     """
 
     def __init__(self, llm: Any, form: Form, seconds: float = SECONDS):
@@ -171,7 +171,7 @@ class Structured:
         self._matchers: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # output -> the matcher after it
 
     def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
-        """Raises ValueError if no token is allowed, or that can't be found out within the limits."""
+        """Raises ValueError if no token is allowed, or if that can't be determined within the limits."""
         allowed = self.allowed(output_token_ids)[: len(logits)]
         forbidden = np.ones(len(logits), bool)  # a model's vocabulary may be larger than its tokenizer's
         np.logical_not(allowed, out=forbidden[: len(allowed)])
@@ -207,7 +207,7 @@ class Structured:
 def make_matcher(
     asked: Form, tokenizer: Any, eos_token_ids: tuple[int, ...], seconds: float = SECONDS
 ) -> tuple[Any, float]:
-    """What llguidance makes of a form, at the beginning of an output, and how many seconds that took in this process.
+    """llguidance's matcher for a form, at the beginning of an output, and the seconds that this took in this process.
     Raises ValueError."""
     try:
         import llguidance
@@ -231,7 +231,7 @@ def make_matcher(
 
 @functools.lru_cache(maxsize=64)
 def check(grammar: str, setup: bytes, seconds: float) -> str:
-    """Why a grammar can't be compiled; empty if it can. What takes too long is tried once, not at each request."""
+    """Why a grammar can't be compiled; empty if it can. One that takes too long is tried once, not at each request."""
     global _check
     with _checking:
         if _check is None or not _check.is_usable(setup):
@@ -244,12 +244,12 @@ _checking = threading.Lock()
 
 
 def next_tokens(matcher: Any) -> np.ndarray:
-    """What may come next: [at least as many as the tokenizer has] bool."""
+    """The tokens that may come next: [at least as many as the tokenizer has] bool."""
     return np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little").view(bool)
 
 
 def grammar_of(asked: Form, llguidance: Any) -> str:
-    """In llguidance's own form."""
+    """In llguidance's own format."""
     if asked.is_json:
         how = {"whitespace_flexible": False} if asked.disable_any_whitespace else {"whitespace_pattern": SPACES}
         schema = '{"type": "object"}' if asked.json_object else json.dumps(closed(json.loads(str(asked.json))))
@@ -269,10 +269,10 @@ def with_ascii_digits(regex: str) -> str:
 
 
 def closed(schema: Any) -> Any:
-    """The schema without what it allows by saying nothing: fields beyond those that its objects list. JSON that is
-    valid under this is valid under the schema; a model that knows no end would make up fields until `max_tokens`.
+    """The schema without what it allows implicitly: fields that its objects don't list. JSON that is valid under this
+    is valid under the schema; a model that finds no end would make up fields until `max_tokens`.
 
-    A schema that puts objects together, with `allOf` say, stays as it is: what one part lists, another need not.
+    A schema that combines objects, for example with `allOf`, is not changed: what one part lists, another need not.
     """
     parts = list(nodes(schema))
     if any("allOf" in one or ("properties" in one and one.keys() & {"anyOf", "oneOf", "$ref"}) for one in parts):
@@ -285,7 +285,7 @@ def closed(schema: Any) -> Any:
 
 
 def nodes(schema: Any) -> Iterator[dict[str, Any]]:
-    """The objects in a schema that are schemas themselves, but for what is given as a value."""
+    """The objects in a schema that are schemas themselves, except in literal values."""
     if isinstance(schema, list):
         for one in schema:
             yield from nodes(one)
@@ -302,12 +302,12 @@ TOO_MUCH = ("too big", "too large", "too many", "too complex", "fuel", "precompu
 
 
 def reason(error: str) -> str:
-    """llguidance's, in a line, and in the words of the limits where it is one of these."""
+    """llguidance's error in one line, in our words if a limit was exceeded."""
     line = " ".join(error.partition("<")[0].split())
     if line.startswith("NoExtension"):
         return "no text has this form"
     if any(word in line.lower() for word in TOO_MUCH) and not line.startswith("it is"):
-        return f"it is too large or too intricate ({line:.120})"
+        return f"it is too large or too complex ({line:.120})"
     return line[:400]
 
 
@@ -316,7 +316,7 @@ _making = threading.Lock()
 
 
 def vocabulary(tokenizer: Any, eos_token_ids: tuple[int, ...]) -> tuple[Any, bytes]:
-    """All tokens as llguidance wants them, and as form_compiler.py does; made once, for that takes some tenths of a
+    """All tokens in the form that llguidance and form_compiler.py need; made once, because it takes some tenths of a
     second."""
     import llguidance
 

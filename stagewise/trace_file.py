@@ -1,9 +1,9 @@
-"""Traces as files: their schema, what writes them, and a reader that refuses what it does not know.
+"""Trace files: their schema, a writer, and a reader that refuses anything unknown.
 
-A stage writes a trace with `--trace FILE`: lines of JSON, a header and then a line per step (a forward pass). What
-stands in them is said here and nowhere else; tracing.py makes the records. Times are seconds by one clock that begins
-anywhere. A request is known by its `request_id`, and each of its completions by that and its `index` (0 where there is
-one only).
+A stage writes a trace with `--trace FILE`: lines of JSON, a header and then a line per step (a forward pass). This is
+the only description of their contents; tracing.py makes the records. Times are seconds by a clock with an arbitrary
+start. A request is identified by its `request_id`, and each of its completions by that and its `index` (0 if there is
+only one).
 
 Header: {"trace": 3, …}
     trace           the version of this schema
@@ -19,8 +19,8 @@ Header: {"trace": 3, …}
     bytes_per_token of the KV cache (from stage 3)
 
 Step: a forward pass; or, without rows, the engine at rest: nothing is left to do, and no request holds memory. Such a
-record has the events since the last forward pass, if there were any (the last requests were aborted, say). A trace that
-does not end with one was cut short, or is an old one.
+record has the events since the last forward pass, if there were any (for example, the last requests were aborted). A
+trace that does not end with one was cut short, or is an old one.
     step            counts from 0 (on a live page: from the engine's first step)
     start, seconds  when its forward pass began, and how long it took from there to the end of the commit
     parts           seconds of "schedule", "draft", "build", "forward", "sample", "commit" (stages 1 to 3 schedule
@@ -93,6 +93,7 @@ from typing import Any
 
 from .console import naming
 from .stages import PACKAGES
+from .strict_json import from_line
 
 VERSION = 3
 PHASES = ("prefill", "decode")
@@ -130,7 +131,7 @@ ROW = dict(
     blocks=(list, NULL),
 )
 ROW_OF_SOME = dict(drafts=(list, tuple), num_accepted=int)
-WHOSE = dict(request_id=str, index=int)  # of every event but these
+WHOSE = dict(request_id=str, index=int)  # of every event except these
 OF_THE_ENGINE = ("evicted", "taken", "released", "restarted")
 EVENTS: dict[Any, dict] = dict(
     queued=dict(prompt_token_ids=list, output_token_ids=list, max_tokens=int, n=int, place=(list, NULL)),
@@ -158,9 +159,9 @@ EVENTS_OF_SOME: dict[Any, dict] = dict(
 
 
 def check_trace(path: Path, used: list[tuple[str, str | Path | int | None]]) -> None:
-    """Raise ValueError if the trace would replace what is no trace, or a file that this run uses otherwise.
+    """Raise ValueError if the trace would replace a file that is not a trace, or one that this run uses.
 
-    Makes the file if it is not there: a path that can't be written is an error now, not after the work.
+    Creates the file if it does not exist: a path that can't be written is an error now, not after the work.
     """
     begin = f'{{"trace": {VERSION}, '.encode()
     if path.exists() and not path.is_file():
@@ -175,7 +176,7 @@ def check_trace(path: Path, used: list[tuple[str, str | Path | int | None]]) -> 
         file.seek(0)
         there = file.read(len(begin))
         if not begin.startswith(there):
-            raise ValueError(f"--trace {path} exists and is not a trace: remove it, or take another name")
+            raise ValueError(f"--trace {path} exists and is not a trace: remove it, or choose another name")
 
 
 def write_trace(path: Path, trace: Any) -> None:
@@ -197,7 +198,7 @@ def lines_of(trace: Any) -> Iterator[dict]:
 
 
 def follow(step: dict, unfinished: set[tuple[str, int]]) -> None:
-    """Keep a set of the completions that wait or run: (request_id, index)."""
+    """Update the set of waiting and running completions: (request_id, index)."""
     for event in step["before"] + step["after"]:
         key = event.get("request_id"), event.get("index")
         if event["kind"] in ("queued", "forked", "token"):
@@ -217,7 +218,7 @@ def at_rest(last: dict) -> dict:
 
 
 def whole_step(step: dict) -> dict:
-    """A step as a file has it: rows without guesses say nothing of them."""
+    """A step as in a file: rows without guesses omit these fields."""
     rows = [row if row.get("drafts") else {name: row[name] for name in ROW} for row in step["rows"]]
     return {**step, "rows": rows}
 
@@ -227,7 +228,7 @@ def whole_step(step: dict) -> dict:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a file holds. `torn`: its last line was cut short, as in a run that was killed, and is left out."""
+    """A file's contents. `torn`: its last line was incomplete, as after a kill, and is left out."""
 
     name: str
     header: dict
@@ -242,11 +243,11 @@ def read_trace(path: Path) -> Trace:
     if last and not torn:
         lines.append(last)
     if not lines:
-        raise ValueError(f"{path} is no trace: it {'has no whole line' if torn else 'is empty'}")
+        raise ValueError(f"{path} is not a trace: it {'has no complete line' if torn else 'is empty'}")
     records, known, free = [], set(), set()
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line, parse_constant=finite, parse_float=finite))
+            records.append(from_line(line, parse_constant=finite, parse_float=finite))
             if number == 1:
                 check_header(records[0])
                 free = set(records[0].get("free", range(records[0].get("num_blocks") or 0)))
@@ -257,8 +258,7 @@ def read_trace(path: Path) -> Trace:
         except RecursionError:
             raise ValueError(f"{path}, line {number}: nested too deeply") from None
         except ValueError as error:
-            what = f"is no JSON: {error}" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else error
-            raise ValueError(f"{path}, line {number}: {what}") from None
+            raise ValueError(f"{path}, line {number}: {error}") from None
     header, *steps = records
     if not steps:
         raise ValueError(f"{path} has a header and no steps: nothing ran")
@@ -282,11 +282,11 @@ def finite(number: str) -> float:
 
 def check_header(record: object) -> None:
     if isinstance(record, dict) and "trace" not in record and "rows" in record:
-        raise ValueError("a trace of version 1, which has no header: make it again")
+        raise ValueError("a version 1 trace, which has no header: record it again")
     if not isinstance(record, dict) or "trace" not in record:
-        raise ValueError("no trace: the first line is no header, see stagewise/trace_file.py")
+        raise ValueError("not a trace: the first line is not a header, see stagewise/trace_file.py")
     if record["trace"] != VERSION:
-        raise ValueError(f"a trace of version {record['trace']!r}, this program reads {VERSION}: make it again")
+        raise ValueError(f"a trace of version {record['trace']!r}, but this program reads {VERSION}: record it again")
     check("the header", record, HEADER, HEADER_OF_SOME)
     for name in ("max_model_len", "num_slots", "num_blocks"):
         if (record.get(name) or 0) > LARGEST:
@@ -297,7 +297,7 @@ def check_header(record: object) -> None:
 def check_step(record: Any, number: int) -> None:
     check("the step", record, STEP)
     if record["step"] != number:
-        raise ValueError(f"step {record['step']} is where step {number} is due")
+        raise ValueError(f"step {record['step']} where step {number} is expected")
     for part, seconds in record["parts"].items():
         one_of("part", part, PARTS)
         check("parts", {part: seconds}, {part: TIME})
@@ -314,15 +314,14 @@ def check_step(record: Any, number: int) -> None:
 
 
 def check_names(step: dict, known: set[str]) -> None:
-    """Raise ValueError for a row of a request that never came; `known` are those that did."""
+    """Raise ValueError for a row of a request that never came; `known` are the ones that did."""
     known.update(event["request_id"] for event in step["before"] if event["kind"] == "queued")
     if unknown := [row["request_id"] for row in step["rows"] if row["request_id"] not in known]:
         raise ValueError(f"a row of the request {unknown[0]!r}, which was never queued")
 
 
 def check_blocks(step: dict, free: set[int], header: dict) -> None:
-    """Raise ValueError for a block that is taken though it is not free, or released though it is; `free` are those that
-    are."""
+    """Raise ValueError for a block that is taken but not free, or released but free; `free` are the free blocks."""
     for event in step["before"] + step["after"]:
         if event["kind"] == "restarted":
             free.update(range(header.get("num_blocks") or 0))
@@ -334,9 +333,9 @@ def check_blocks(step: dict, free: set[int], header: dict) -> None:
 
 
 def check(what: str, record: object, fields: dict, optional: dict | None = None) -> None:
-    """Raise ValueError unless a record has these fields, and no others but optional ones, each of its type."""
+    """Raise ValueError unless a record has these fields, and no others except optional ones, with the right types."""
     if not isinstance(record, dict):
-        raise ValueError(f"{what} is no JSON object")
+        raise ValueError(f"{what} is not a JSON object")
     known = fields | (optional or {})
     for name in fields:
         if name not in record:

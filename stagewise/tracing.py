@@ -1,4 +1,4 @@
-"""Traces: what an engine does, step by step, written down while somebody watches.
+"""Traces: a record of what an engine does, step by step, while somebody watches.
 
     trace = stagewise.trace(llm)
     llm.generate(...)
@@ -21,11 +21,11 @@ from .trace_file import VERSION
 from .wrap import wrap
 
 
-@dataclass  # not frozen: to make it would take several times as long, in every step
+@dataclass  # not frozen: creating it would take several times as long, in every step
 class RowRecord:
-    """What one forward pass did for one completion of a request: `num_tokens` of it, the first at position `start`.
-    `phase` is "prefill" until its first token, then "decode". Where its keys and values are: the `slot` of a cache of
-    rows, or the `blocks` of a paged one. After its tokens come those of its draft; the first `num_accepted` were right.
+    """What one forward pass did for one completion of a request: `num_tokens` tokens, the first at position `start`.
+    `phase` is "prefill" until its first token, then "decode". Its keys and values are in the `slot` of a cache of rows,
+    or the `blocks` of a paged one. After its tokens come its draft's; the first `num_accepted` were right.
     """
 
     request_id: str
@@ -68,8 +68,8 @@ class Trace:
     """The steps of an engine from now on, until it is closed. May be used in a `with`.
 
     Attributes:
-        header: what the engine is, for readers of the trace.
-        records: one of each step.
+        header: describes the engine, for readers of the trace.
+        records: one per step.
     """
 
     def __init__(self, llm: Any):
@@ -79,7 +79,7 @@ class Trace:
         self._listener = self.records.append
 
     def close(self) -> None:
-        """Record nothing more. Waits for the step that runs."""
+        """Stop recording. Waits for the running step."""
         if (llm := self._llm()) is not None:
             detach(llm, self._listener)
 
@@ -96,7 +96,7 @@ def trace(llm: Any) -> Trace:
 
 
 def header_of(llm: Any) -> dict[str, Any]:
-    """What a trace of this engine begins with."""
+    """The header of this engine's traces."""
     engine, stage = llm.engine, stage_of_llm(llm)
     options = {name: value for name, value in vars(engine.config).items() if name != "model"}
     header = {"trace": VERSION, "stage": stage.package, "model": engine.config.model, "options": options}
@@ -121,7 +121,7 @@ def attach(llm: Any, listener: Listener) -> None:
 
 
 def detach(llm: Any, listener: Listener) -> None:
-    """No more records for this listener. An engine that is being closed takes no call, and its records end anyway."""
+    """No more records for this listener. An engine that is being closed takes no calls, and its records end anyway."""
     try:
         between_steps(llm, lambda: recorder_of(llm).detach(listener))
     except RuntimeError:
@@ -130,7 +130,7 @@ def detach(llm: Any, listener: Listener) -> None:
 
 
 def look_on(llm: Any, listener: Listener) -> tuple[dict, list[dict], int]:
-    """Give each record to a listener, who begins in the middle of what the engine does.
+    """Give each record to a listener who joins while the engine is running.
 
     Returns:
         the header, what is there already as events, and how many of the first record's events are among these.
@@ -161,10 +161,10 @@ def recorder_of(llm: Any) -> "Recorder":
 
 
 class Recorder:
-    """Writes the records of one engine, for all that listen.
+    """Makes the records of one engine, for all listeners.
 
-    It wraps the methods in which things happen, and gets the events that the scheduler and the block manager emit. One
-    of its wrappers is named like the method that it wraps.
+    It wraps the methods in which things happen, and gets the events that the scheduler and the block manager emit. A
+    wrapper has the name of the method that it wraps.
     """
 
     def __init__(self, llm: Any):
@@ -178,11 +178,11 @@ class Recorder:
 
     @property
     def engine(self) -> Any:
-        """The recorder belongs to its engine, so it knows that weakly."""
+        """The recorder belongs to its engine, so it holds a weak reference to it."""
         return self._engine()
 
     def _clear(self) -> None:
-        self._named: set[int] = set()  # tokens whose texts were told
+        self._named: set[int] = set()  # tokens whose texts were recorded
         self._events: list[dict] = []
         self._parts: dict[str, float] = {}
         self._part, self._since, self._start = None, 0.0, 0.0
@@ -192,8 +192,8 @@ class Recorder:
     # --- Listeners --------------------------------------------------------------------------------------------------
 
     def attach(self, listener: Listener, at_rest: bool) -> int:
-        """Returns how many events of the first record were before that. at_rest: the listener wants a record without
-        rows, too, when nothing is left to do."""
+        """Returns how many events of the first record came before. at_rest: the listener also wants a record without
+        rows when nothing is left to do."""
         if not self._listeners:
             self._clear()
             self._wrap()
@@ -232,7 +232,7 @@ class Recorder:
 
     def run(self, run: Callable, requests: deque[Any]) -> Iterator[list[Any]]:
         """Stages 1 to 3: from the first step of these requests to their ends."""
-        unfinished = dict.fromkeys(requests)  # the others are for their receiver to keep: they may be large
+        unfinished = dict.fromkeys(requests)  # keep no reference to the others: they may be large
         self.queued(unfinished)
         steps = run(requests)
         del requests
@@ -261,8 +261,8 @@ class Recorder:
         self._rest()
 
     def search(self, run: Callable, searches: list[Any]) -> None:
-        """Beam searches, from their prompts to their ends; those that nobody wants any more are aborted. After an error
-        all that wait start over, and the searches are gone."""
+        """Beam searches, from their prompts to their ends; searches that are no longer wanted are aborted. After an
+        error all waiting requests start over, and the searches are gone."""
         self._searches = True
         self.queued([search.request for search in searches])
         try:
@@ -355,23 +355,23 @@ class Recorder:
             self.emit("finished", request, reason=request.finish_reason)
 
     def mark(self, part: str | None) -> None:
-        """From here on the step is busy with this part."""
+        """From here on the step is in this part."""
         now = time.perf_counter()
         if self._part is not None:
             self._parts[self._part] = self._parts.get(self._part, 0.0) + now - self._since
         self._part, self._since = part, now
 
     def _end(self) -> None:
-        """The step has happened. One that fails does not end; its events are then part of the next one."""
+        """The step is over. A step that fails has no end; its events become part of the next one."""
         seconds = time.perf_counter() - self._start
-        batch, self._batch = self._batch, None  # what it holds may be large
-        if batch is not None:  # else there was nothing to do
+        batch, self._batch = self._batch, None  # it may be large
+        if batch is not None:  # otherwise there was nothing to do
             self._rests = False
             self._record(seconds)
 
     def _rest(self) -> None:
-        """If nothing is left to do, a record without rows, for those that want one: it shows that all have left, and
-        that their memory is free."""
+        """If nothing is left to do, a record without rows, for listeners that want one: it shows that all requests have
+        left and their memory is free."""
         scheduler = getattr(self.engine, "scheduler", None)
         if self._rests or self._searches or scheduler is None or scheduler.running or scheduler.waiting:
             return
@@ -408,7 +408,7 @@ class Recorder:
         return reserved, used, *(engine.block_manager.sharing().values() if self.paged else (None, None))
 
     def _rows_of(self, batch: Any) -> list[RowRecord]:
-        """What each row does in a forward pass."""
+        """Each row's part in a forward pass."""
         if self.stage.number == 1:
             self._admitted([batch.request])
             return [row_of(batch.request, 0, batch.num_tokens)]
@@ -480,7 +480,7 @@ def describe(requests: Iterable[Any]) -> list[dict]:
 
 
 def new_texts(events: Iterable[dict], named: set[int], token_text: Callable[[int], str]) -> dict[int, str]:
-    """The texts of the tokens in these events that were not named before; they are then."""
+    """The texts of tokens in these events that were not recorded before; now they are."""
     found = set()
     for event in events:
         if event["kind"] == "token":

@@ -1,7 +1,7 @@
 """Wrap a method of one object for a while: an attribute of the object hides the method of its class.
 
-Only what looks at an engine from outside does this, while it looks: traces, the live page, counters of the server. The
-stages themselves wrap nothing.
+Only code that watches an engine from outside does this: traces, the live page, the server's counters. The stages
+themselves wrap nothing.
 """
 
 import functools
@@ -25,7 +25,7 @@ class Wrapped:
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
-    """From now on `owner.name(*arguments)` is `wrapper(method, *arguments)`. Returns what undoes it."""
+    """From now on `owner.name(*arguments)` is `wrapper(method, *arguments)`. Returns a function that undoes it."""
     own = vars(owner).get(name)
     wrapped = own if isinstance(own, Wrapped) else Wrapped(weakly(getattr(owner, name)))
     wrapped.wrappers.append(wrapper)
@@ -41,8 +41,8 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[], Non
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that does not keep its object alive: with a cycle, the weights would stay in memory until the garbage
-    collector comes. When the object is gone, a call does nothing."""
+    """A method that does not keep its object alive: a reference cycle would keep the weights in memory until the
+    garbage collector runs. Once the object is gone, a call does nothing."""
     if not ismethod(method):
         return method
     weak = weakref.WeakMethod(method)

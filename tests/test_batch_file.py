@@ -94,15 +94,15 @@ def test_results_carry_the_input_and_the_answer(batched_stage, tmp_path):
 
 
 BAD_LINES = {
-    "not json": "line 2: Expecting value",
-    '{"prompt": "a"': "line 2: Expecting",
+    "not json": "line 2: not JSON: Expecting value at column 1",
+    '{"prompt": "a"': "line 2: not JSON: Expecting ',' delimiter at column 15",
     '["a"]': "a line is a JSON object, got list",
-    '{"text": "x", "prompt": "a", "input_text": 1}': "the field 'text' is the result's, and 'input_text' is there too",
+    '{"text": "x", "prompt": "a", "input_text": 1}': "'text' is a result field, and 'input_text' is taken too",
     '{"question": "a"}': "either prompt or prompt_token_ids",
     '{"prompt": "a", "prompt_token_ids": [1]}': "either prompt or prompt_token_ids",
     '{"prompt": 5}': "prompt must be a text",
-    '{"prompt": "a", "prompt": "b"}': "the key 'prompt' is there twice",
-    '{"prompt": "a", "sampling": {"top_k": 1, "top_k": 2}}': "the key 'top_k' is there twice",
+    '{"prompt": "a", "prompt": "b"}': "the key 'prompt' appears twice",
+    '{"prompt": "a", "sampling": {"top_k": 1, "top_k": 2}}': "the key 'top_k' appears twice",
     '{"prompt": null}': "either prompt or prompt_token_ids",
     '{"prompt_token_ids": "a"}': "prompt_token_ids a list",
     '{"prompt_token_ids": []}': "empty list",
@@ -112,7 +112,7 @@ BAD_LINES = {
     '{"prompt": "a", "sampling": [1]}': "sampling must be a JSON object",
     '{"prompt": "a", "id": [1]}': "id must be a text or a whole number",
     '{"prompt": "a", "id": 1.5}': "id must be a text or a whole number",
-    '{"prompt": "a", "id": "first"}': "the id 'first' is on an earlier line, too",
+    '{"prompt": "a", "id": "first"}': "an earlier line has the same id, 'first'",
     '{"prompt": "\\ud83d"}': "not valid Unicode",
 }
 
@@ -302,16 +302,16 @@ def test_resume_refuses_lines_that_are_no_results_of_the_input(batched_stage, tm
     source.write_text('{"prompt": "A fox", "id": 1, "answer": "red"}\n')
     assert batched_stage.main("--input", source, "--output", output, *QUICK)[0] == 0
     for result, says in (
-        ({"prompt": "A bear", "id": 1, "answer": "red", "text": ""}, "the input's line of this id has other fields"),
+        ({"prompt": "A bear", "id": 1, "answer": "red", "text": ""}, "the input line with this id has other fields"),
         ({"prompt": "A fox", "id": 2, "answer": "red", "text": ""}, "the input has no such id"),
-        ({"prompt": "A fox", "id": 1, "text": ""}, "lacks the field 'answer' of the input's line"),
-        ({"prompt": "A fox", "id": 1, "answer": "red"}, "it has neither text nor"),
+        ({"prompt": "A fox", "id": 1, "text": ""}, "lacks the field 'answer' of the input line"),
+        ({"prompt": "A fox", "id": 1, "answer": "red"}, "it has no text, outputs"),
     ):
         output.write_text(json.dumps(result) + "\n")
         before = output.read_bytes()
         status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
         assert status == 2
-        assert "line 1 is no result of this input" in stderr
+        assert "line 1 is not a result of this input" in stderr
         assert says in stderr
         assert output.read_bytes() == before
 
@@ -567,7 +567,7 @@ def test_control_c_twice(batched_stage, tmp_path, monkeypatch):
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     assert (status, stdout) == (130, "")
-    assert "interrupted; the same command with --resume goes on" in stderr
+    assert "interrupted; run the same command with --resume to continue" in stderr
     assert "tok/s" in stderr.split("\n")[-2]
     assert 3 <= len(read_results(output)) < 8
     assert batched_stage.main(*batch, "--resume")[0] == 0
@@ -633,7 +633,7 @@ def test_score(tmp_path, capsys):
     assert "no line has the field 'label'; they have id, text, answer, " in capsys.readouterr().err
     results.write_text('{"id": 1, "outputs": [{"text": "fox"}], "answer": "fox"}\n')
     assert score.main([str(results), "--reference", "answer"]) == 2
-    assert "line 1: it has no text; of a run with n > 1" in capsys.readouterr().err
+    assert "line 1: it has no text; for a run with n > 1" in capsys.readouterr().err
 
 
 def test_scored_lines(tmp_path):
@@ -663,7 +663,11 @@ def test_scored_lines(tmp_path):
         assert results["b"]["scores"][0]["num_bytes"] == 5
         assert results["c"]["scores"][0]["num_tokens"] == 4
         assert (results["e"]["choice"], len(results["e"]["prompt_logprobs"])) == (7, 1)
-        says = {"f": "choices must be a list", "g": "either continuation or choices", "h": "no sampling"}
+        says = {
+            "f": "choices must be a non-empty list",
+            "g": "either continuation or choices",
+            "h": "can't have sampling",
+        }
         assert all(words in results[i]["error"] for i, words in says.items())
         assert results["i"]["input_choice"] == 1
         whole = output.read_bytes()
@@ -746,13 +750,13 @@ def test_openai_lines(tmp_path):
             "other": "the model 'gpt2' does not exist here; this server has 'tinytales'",
             "stream": "stream must be false",
             "tools": "tools [1] is not supported: only chats call tools",
-            "foo": "foo is not known here",
-            "text": "line 12: the id 'text' is on an earlier line, too",
+            "foo": "unknown field foo",
+            "text": "line 12: an earlier line has the same id, 'text'",
             "none": "body must be a JSON object",
             "url": "url one of /v1/completions, /v1/chat/completions",
             "method": "method must be 'POST'",
             "more": "a request has no field 'more'",
-            "silent": "prompt is not known here",
+            "silent": "unknown field prompt",
         }
         if stage.number < 4:
             says["echo"] = f"stage {stage.number} computes no log-probabilities of prompts"
@@ -814,7 +818,7 @@ def test_openai_lines_resume(tmp_path):
     output.write_bytes(whole.replace(b"batch_req_", b"batch_req_0"))
     status, _, stderr = stage.main(*command, "--resume")
     assert status == 2
-    assert "the input's request of this custom_id is another" in stderr
+    assert "the input's request with this custom_id is a different one" in stderr
 
 
 @pytest.mark.covers("beam_search.py")
@@ -831,7 +835,8 @@ def test_beams_for_every_line(stage, tmp_path):
     for i in (0, 1, 3):
         (expected,) = stage.engine().beam_search([prompts[i]], 2, 3 + i)
         assert [o["token_ids"] for o in results[f"line-{i + 1}"]["outputs"]] == [c.token_ids for c in expected.outputs]
-    assert "leave no room" in results["line-3"]["error"]
+    assert "leave no room" in (too_long := results["line-3"]["error"])
+    assert too_long.endswith("; --truncate-prompt-tokens N keeps only the last N tokens")
     assert results["line-5"]["scores"][0]["num_tokens"] == 1
     status, _, stderr = stage.main(*command[:-2], "--resume")
     assert status == 2
@@ -861,7 +866,7 @@ def test_beams_for_some_lines(stage, tmp_path):
         "length_penalty needs use_beam_search": {"length_penalty": 2},
         "use_beam_search must be true or false, got 'yes'": {"use_beam_search": "yes"},
         "early_stopping must be true, false": {"use_beam_search": True, "early_stopping": 1},
-        "top_k can't go with beams": {"use_beam_search": True, "top_k": 5},
+        "top_k can't be combined with beam search": {"use_beam_search": True, "top_k": 5},
         "leave no room": {"use_beam_search": True, "n": 2},
     }
     for i, sampling in enumerate(wrong.values()):
@@ -894,7 +899,7 @@ def test_a_stage_without_beams_says_so(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"prompt": "A fox", "sampling": {"use_beam_search": true}}\n')
     assert STAGES[3].main("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--quiet")[0] == 1
     (result,) = read_results(tmp_path / "out.jsonl")
-    assert "searches for no beams: take a later stage" in result["error"]
+    assert "has no beam search: use a later stage" in result["error"]
 
 
 @pytest.mark.covers("llm.py", "support/outputs.py")
@@ -956,13 +961,13 @@ def test_a_field_of_the_input_is_no_score(tmp_path, capsys):
 
 
 SCORE_ERRORS = {
-    '{"id": 1, "scores": []}': "scores must be a list that is not empty, got []",
+    '{"id": 1, "scores": []}': "scores must be a non-empty list, got []",
     '{"id": 1, "scores": [5]}': "a score's logprob must be a number from -1e+300 to 0, got None",
     '{"id": 1, "scores": [{"logprob": -1, "num_tokens": 0}]}': "num_tokens must be a number from 1 to 1e+09, got 0",
     '{"id": 1, "scores": [{"logprob": -1, "num_tokens": 1}, {"logprob": -1, "num_tokens": 1}]}': "has no choices",
     '{"id": 1, "text": "a", "cumulative_logprob": -1.0}': "line 1: cumulative_logprob needs token_ids",
-    '{"id": 1, "text": "a", "cumulative_logprob": -1.0, "token_ids": []}': "a list that is not empty, got []",
-    '{"id": 1, "text": "a", "cumulative_logprob": -1.0, "token_ids": 5}': "a list that is not empty, got 5",
+    '{"id": 1, "text": "a", "cumulative_logprob": -1.0, "token_ids": []}': "a non-empty list, got []",
+    '{"id": 1, "text": "a", "cumulative_logprob": -1.0, "token_ids": 5}': "a non-empty list, got 5",
     '{"id": 1, "text": "a", "cumulative_logprob": "x", "token_ids": [1]}': "a finite number, got 'x'",
     '{"id": 1, "text": "a", "cumulative_logprob": NaN, "token_ids": [1]}': "a finite number, got nan",
     f'{{"id": 1, "text": "a", "cumulative_logprob": {"9" * 400}, "token_ids": [1]}}': "a finite number, got 999",
@@ -971,12 +976,12 @@ SCORE_ERRORS = {
     '{"id": 1}': "it has no text",
     "[1]": "a result is a JSON object, got list",
     "null": "a result is a JSON object, got NoneType",
-    '{"id": 1, "te': "line 1: Unterminated string",
-    "notes": "line 1: Expecting value",
+    '{"id": 1, "te': "line 1: not JSON: Unterminated string starting at column 11",
+    "notes": "line 1: not JSON: Expecting value at column 1",
     "[" * 10**5: "line 1: ",
     b"\xff": "line 1: 'utf-8' codec can't decode",
-    "": "holds no results",
-    "\n\n": "holds no results",
+    "": "contains no results",
+    "\n\n": "contains no results",
 }
 
 

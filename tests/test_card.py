@@ -1,4 +1,4 @@
-"""The picture beside a link to the site: the race of the committed result, after two seconds."""
+"""The preview image for links to the site: the race of the committed result, after two seconds."""
 
 import json
 import struct

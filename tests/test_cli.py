@@ -177,7 +177,11 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
         (["--prompts", "a", "--top-p", "2"], "top_p must be a number from 0 to 1, got 2.0"),
         (["--prompts", "a", "--model", "nonesuch"], "nonesuch"),
         (["--prompts", "a", "--device", "cuda:42"], "cuda:42"),
-        (["--prompts", "fine", "word " * 3000], "prompt 1: "),
+        (
+            ["--prompts", "fine", "word " * 3000],
+            "prompt 1: 3001 tokens leave no room for an output",
+        ),
+        (["--prompts", "word " * 3000], "; --truncate-prompt-tokens N keeps only the last N tokens\n"),
         (["--prompts", "a", "--trace", "/no/such/directory/trace"], "/no/such/directory/trace"),
         (["--prompts", "a", "--max-tokens", "many"], "--max-tokens"),
         (["--prompts", "a", "--best-of", "3"], "--best-of"),
@@ -221,7 +225,7 @@ def test_more_memory_than_there_is(stage, value):
         if stage.has_argument(flag):
             status, stdout, stderr = stage.main("--prompts", "a", f"--{flag.replace('_', '-')}", value, "--quiet")
             assert (status, stdout, stderr.count("\n")) == (2, "", 1)
-            assert re.search(r"the KV cache would take [\d,]+ bytes of memory, there are [\d,]+ free", stderr), stderr
+            assert re.search(r"the KV cache would take [\d,]+ bytes of memory, but only [\d,]+ are free", stderr)
 
 
 @in_a_process
@@ -317,7 +321,7 @@ def test_closed_stdout_and_stderr(stage):
     arguments = ["--prompts", "A fox", *GREEDY]
     with contextlib.redirect_stdout(None), contextlib.redirect_stderr(stderr):
         assert cli.main(stage, arguments, "x") == 2
-    assert stderr.getvalue().endswith("error: stdout is closed: there is no place for the results\n")
+    assert stderr.getvalue().endswith("error: stdout is closed, so the results have nowhere to go\n")
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(None):
         assert cli.main(stage, arguments, "x") == 0
         assert cli.main(stage, ["--prompts", "A fox", "--top-p", "2"], "x") == 2
@@ -417,10 +421,10 @@ def test_beams(stage):
     assert [r["outputs"] for r in results] == [json.loads(json.dumps(o.to_dict()))["outputs"] for o in outputs]
     assert stage.main(*command)[1].count("completion 3: ") == 2
     for flags, says in (
-        (["--top-k", "3"], "--top-k can't go with --beam-width"),
-        (["--logit-bias", "3=1"], "--logit-bias can't go with --beam-width"),
-        (["--n", "2"], "--n can't go with --beam-width"),
-        (["--temperature", "0.5"], "--temperature can't go with --beam-width"),
+        (["--top-k", "3"], "--top-k can't be combined with --beam-width"),
+        (["--logit-bias", "3=1"], "--logit-bias can't be combined with --beam-width"),
+        (["--n", "2"], "--n can't be combined with --beam-width"),
+        (["--temperature", "0.5"], "--temperature can't be combined with --beam-width"),
         (["--beam-width", "0"], "--beam-width must be a whole number"),
         (["--beam-width", "4000"], "beam_width must be a whole number"),
     ):

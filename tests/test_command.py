@@ -62,11 +62,11 @@ def test_every_command_tells_what_is_wrong(run_here, tmp_path):
         (("run", "--stage", 9, "--prompts", "a"), "run: error: argument --stage: invalid choice: 9"),
         (("run", "--stage", 1, "--input", "a"), "run: error: unrecognized arguments: --input; --input is "),
         (("serve", "tinytales", "gpt2"), "serve: error: unrecognized arguments: gpt2; use --model for a model"),
-        (("serve", "nonesuch", "--model", "gpt2"), "serve: error: give one model, not nonesuch and --model gpt2"),
+        (("serve", "nonesuch", "--model", "gpt2"), "serve: error: give one model, not both nonesuch and --model gpt2"),
         (("serve", "nonesuch", "--port", 0), "serve: error: model "),
         (
             ("run", "--stage", 3, "--interactive"),
-            "run: error: unrecognized arguments: --interactive; --interactive is there in stages 4, 5, 6, 7, 8",
+            "run: error: unrecognized arguments: --interactive; --interactive exists in stages 4, 5, 6, 7, 8",
         ),
         (("run", "--stage", 6, "--num-drafts", 2), "run: error: unrecognized arguments: --num-drafts; --num-drafts"),
         (("run", "--prompts", "a", "--top-p", 2), "run: error: top_p must be"),
@@ -77,16 +77,22 @@ def test_every_command_tells_what_is_wrong(run_here, tmp_path):
         (("run", "a", "--early-stopping", "true"), "run: error: --early-stopping needs --beam-width"),
         (("run", "a", "--actors", 1), "run: error: --actors needs --ray"),
         (("run", "a", "--logprobs", 1), "run: error: --logprobs needs --json or --input"),
-        (("run", "a", "--stats", "--quiet"), "run: error: --stats can't go with --quiet"),
+        (("run", "a", "--stats", "--quiet"), "run: error: --stats can't be combined with --quiet"),
         (("run", "a", "--choices", "b"), "run: error: --choices needs --input"),
-        (("run", "--stage", 3, "--score", "text"), "run: error: unrecognized arguments: --score; --score is there in "),
+        (
+            ("run", "--stage", 3, "--score", "text"),
+            "run: error: unrecognized arguments: --score; --score exists in ",
+        ),
         (("run", "--config", tmp_path / "none"), "run: error: " + str(tmp_path / "none") + ": No such file"),
         (("score", tmp_path / "none", "--config"), "score: error: argument --config: expected one argument"),
         (("replay", tmp_path / "none", "-o", tmp_path / "page.html"), "replay: error: "),
         (("score", tmp_path / "none"), "score: error: "),
         (("push", tmp_path / "none", "--folder", tmp_path / "folder"), "push: error: "),
-        (("serve", "--log-prompts", "--quiet"), "serve: error: --log-prompts can't go with --quiet"),
-        (("serve", "--speculate", "off", "--num-drafts", 2), "serve: error: --num-drafts can't go with --speculate"),
+        (("serve", "--log-prompts", "--quiet"), "serve: error: --log-prompts can't be combined with --quiet"),
+        (
+            ("serve", "--speculate", "off", "--num-drafts", 2),
+            "serve: error: --num-drafts can't be combined with",
+        ),
         (("serve", "--port", "many"), "serve: error: argument --port"),
     ):
         status, stdout, stderr = run_here(*arguments)
@@ -121,10 +127,10 @@ def test_flags_from_a_file(run_here, tmp_path):
     assert run_here("run", f"--config={path}", "--max-tokens", 5) == run_here("run", "A fox", *flags, "--max-tokens", 5)
     for content, says in (
         ("max_token = 3", f"{path}: there is no flag --max-token; is --max-tokens meant?"),
-        ("num_drafts = 3\nstage = 2", f"{path}: there is no flag --num-drafts; --num-drafts is there in stages 7, 8"),
+        ("num_drafts = 3\nstage = 2", f"{path}: there is no flag --num-drafts; --num-drafts exists in stages 7, 8"),
         ('max_tokens = "many"', "argument --max-tokens: invalid int value: 'many'"),
-        ("max_tokens", f"--config {path} is no TOML: "),
-        ('config = "a"', f"--config {path} names another"),
+        ("max_tokens", f"--config {path} is not TOML: "),
+        ('config = "a"', f"--config {path} contains another --config"),
         ('structured-outputs = {regex = "("}\nprompts = ["a"]', "unclosed group"),
     ):
         path.write_text(content)
@@ -132,7 +138,7 @@ def test_flags_from_a_file(run_here, tmp_path):
         assert (status, stdout) == (2, "")
         assert says in stderr.splitlines()[-1]
     path.write_bytes(b"\xff")
-    assert f"--config {path} is no TOML" in run_here("score", "--config", path)[2]
+    assert f"--config {path} is not TOML" in run_here("score", "--config", path)[2]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

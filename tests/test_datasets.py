@@ -88,7 +88,7 @@ def test_resume_refuses_another_model_or_stage_or_no_manifest(batched_stage, beg
         whole.replace('"input_sha256": "', '"input_sha256": "0'): "input_sha256 differs from",
         whole.replace('"version": "', '"version": "9'): "version is",
         "{": "can't be read as a manifest",
-        "[]": "it is no JSON object",
+        "[]": "it is not a JSON object",
         "[" * 100_000: "can't be read as a manifest",
     }.items():
         path.write_text(content)
@@ -163,8 +163,8 @@ def test_parquet_that_cannot_be_read(batched_stage, tmp_path, monkeypatch):
     pq.write_table(pa.table({"question": ["a"], "n": [1]}), tmp_path / "other.parquet")
     for name, says in {
         "damaged.parquet": "can't be read as parquet",
-        "time.parquet": "JSON has no form for a value of the type timedelta; leave that column out",
-        "other.parquet": "has no column 'prompt': name another with --prompt-column, or make one of several with",
+        "time.parquet": "JSON can't represent a value of type timedelta; leave that column out",
+        "other.parquet": "has no column 'prompt': name another with --prompt-column, or combine several with",
     }.items():
         status, _, stderr = batched_stage.main("--input", tmp_path / name, "--output", output, *QUICK)
         assert status == 2
@@ -241,10 +241,10 @@ def test_columns_that_are_not_there(batched_stage, tmp_path):
             ["--prompt-column", "text"],
             "has no column 'text', which --prompt-column names; it has 'question'",
         ),
-        ("in.jsonl", [], "has no column 'prompt': name another with --prompt-column, or make one of several with --pr"),
+        ("in.jsonl", [], "has no column 'prompt': name another with --prompt-column, or combine several with --pr"),
         ("in.jsonl", ["--id-column", "uid"], "has no column 'uid'"),
-        ("plain", [], "is not a regular file, nor a folder of save_to_disk"),
-        ("splits", [], "has several splits: name one of the folders in it (train)"),
+        ("plain", [], "is not a regular file, nor a folder written by save_to_disk"),
+        ("splits", [], "has several splits: name one of its folders (train)"),
     ):
         output = tmp_path / "out.jsonl"
         command = ["--input", tmp_path / name, "--output", output, "--model", "nonesuch", *flags]
@@ -283,7 +283,9 @@ def test_outputs_that_reach_their_greatest_length_are_counted(stage, tmp_path, c
     lines = [{"id": 1, "text": "a", "finish_reason": "length"}, {"id": 2, "text": "b", "finish_reason": "stop"}]
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert score.main([str(tmp_path / "r.jsonl")]) == 0
-    assert json.loads(capsys.readouterr().out)["truncated"] == 1
+    stdout, stderr = capsys.readouterr()
+    assert json.loads(stdout)["truncated"] == 1
+    assert stderr == "stagewise score: 2 of 2 lines scored\n"
 
 
 @pytest.mark.parametrize("stage", [STAGES[0], STAGES[2], STAGES[4]], ids=str)
@@ -462,11 +464,12 @@ def test_push_tells_what_is_wrong(tmp_path, capsys):
     path = tmp_path / "r.jsonl"
     for content, manifest, says in (
         (None, None, "No such file"),
-        ("", None, "it holds no results"),
-        ("[1]\n", None, "it holds no results"),
+        ("", None, "it contains no results"),
+        ("[1]\n", None, "it contains no results"),
+        ('{"id": 1}\n[1\n', None, "r.jsonl, line 2: not JSON: Expecting ',' delimiter at column 3"),
         ('{"id": 1, "text": "a"}\n', None, "is not the output of a batch run"),
         ('{"id": 1, "text": "a"}\n', "{", "r.jsonl.run.json can't be read as a manifest: "),
-        ('{"id": 1, "text": "a"}\n', "{}", "is no manifest of a batch run"),
+        ('{"id": 1, "text": "a"}\n', "{}", "is not the manifest of a batch run"),
     ):
         if content is not None:
             path.write_text(content)

@@ -212,7 +212,7 @@ def test_who_waits_for_memory_waits_by_arithmetic():
     assert prompt == len(
         next(e for e in steps[0]["before"] if e["kind"] == "queued" and e["request_id"] == "1")["prompt_token_ids"]
     )
-    assert f"those of the next {AHEAD} that fit" in html
+    assert f"any of the next {AHEAD} that fits" in html
     assert f"Only the {AHEAD} that came" in told["stops"][2]["text"]
 
 

@@ -88,23 +88,23 @@ def test_lines_of_text(tmp_path):
 SPOILED = {
     "in.jsonl": (
         "question,answer\n1,2\n",
-        "is no JSON lines (line 1: Expecting value: line 1 column 1 (char 0)); other ",
+        "is not JSON lines (line 1: not JSON: Expecting value at column 1); names of other ",
     ),
-    "list.jsonl": ('"a"\n"b"\n', "is no JSON lines (line 1 is a JSON str, no object)"),
-    "in.json": ('[{"prompt": "a"},', "is no array of JSON: "),
-    "twice.json": ('[{"prompt": "a", "prompt": "b"}]', "the key 'prompt' is there twice"),
+    "list.jsonl": ('"a"\n"b"\n', "is not JSON lines (line 1 is a JSON str, not an object)"),
+    "in.json": ('[{"prompt": "a"},', "is not a JSON array: "),
+    "twice.json": ('[{"prompt": "a", "prompt": "b"}]', "the key 'prompt' appears twice"),
     "several.json": ('{"train": [{"prompt": "a"}], "test": [{"prompt": "a"}]}', "has several lists (train, test)"),
     "in.csv": ("prompt,n\na,1,2\n", "the row that ends in line 2 has 3 fields, the header 2"),
     "quote.csv": ('prompt\n"a\n', "can't be read as a table: unexpected end of data"),
-    "names.csv": ("a,a\n1,2\n", "two columns are called 'a'"),
+    "names.csv": ("a,a\n1,2\n", "two columns are named 'a'"),
     "latin.csv": ("prompt\né\n".encode("latin-1"), "is not UTF-8: invalid continuation byte at byte 7; convert it"),
     "odd.jsonl": (b"\xff\xfea\x00b", "is not UTF-16: truncated data at byte 4"),
-    "in.gz": (gzip.compress(lines(ROWS).encode())[:-9], "can't be unpacked: "),
-    "in.zst": (zstd(lines(ROWS).encode())[:20], "can't be unpacked: "),
+    "in.gz": (gzip.compress(lines(ROWS).encode())[:-9], "can't be decompressed: "),
+    "in.zst": (zstd(lines(ROWS).encode())[:20], "can't be decompressed: "),
     "in.parquet": (b"PAR1", "can't be read as parquet"),
     "gsm8k.jsonl": (
         lines([{"question": "1 + 1?", "answer": "2"}]),
-        "has no column 'prompt': name another with --prompt-column, or make one of several with --prompt-template; it "
+        "has no column 'prompt': name another with --prompt-column, or combine several with --prompt-template; it "
         "has 'question', 'answer'",
     ),
 }
@@ -127,7 +127,7 @@ def test_zstd_without_pyarrow(tmp_path, monkeypatch):
     (tmp_path / "in.zst").write_bytes(zstd(b"{}"))
     for name in ("pyarrow", "pyarrow.ipc"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match=r"in.zst: zstd needs pyarrow, which `pip install pyarrow` brings"):
+    with pytest.raises(ValueError, match=r"in.zst: zstd needs pyarrow \(pip install pyarrow\)"):
         read_dataset(str(tmp_path / "in.zst"))
 
 
@@ -163,13 +163,13 @@ def test_what_a_line_carries_and_does_not_use_is_told(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"prompt": "a", "max_tokens": 5, "do_sample": true, "text": "x"}\n')
     status, _, stderr = LAST.main("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", *QUICK[:2])
     assert status == 0
-    place = 'a line\'s own parameters stand in its "sampling", those of all lines are flags'
-    assert f"warning: fields are carried through and not used: do_sample, max_tokens; {place}\n" in stderr
-    assert "carried under others: text -> input_text\n" in stderr
+    place = 'put a line\'s own parameters into its "sampling"; parameters of all lines are flags'
+    assert f"warning: these fields are carried through but not used: do_sample, max_tokens; {place}\n" in stderr
+    assert "are renamed: text -> input_text\n" in stderr
     (tmp_path / "in.jsonl").write_text('{"prompt": "a fox", "sampling": {"top_k": 5}}\n')
     status, _, stderr = LAST.main("--input", tmp_path / "in.jsonl", "--output", tmp_path / "s", "--score", "text")
     assert status == 0
-    assert "not used: sampling; what is scored draws nothing\n" in stderr
+    assert "not used: sampling; scoring draws nothing\n" in stderr
     (result,) = read_results(tmp_path / "out.jsonl")
     assert (result["max_tokens"], len(result["token_ids"])) == (5, 8)
 
@@ -373,7 +373,7 @@ def test_labels_that_are_counted_from_1(tmp_path, capsys):
     results = [choice("1", best=0), choice(3, best=2)]
     summary, err = scored(tmp_path, capsys, results, "--reference", "label", expected=1)
     assert (summary["lines"], summary["unscored"], summary["accuracy"]) == (2, 1, 0)
-    assert "1 of 2 lines can't be scored; the first: " in err
+    assert "1 of 2 lines scored; 1 can't be scored, the first: " in err
     assert "its letter or its number from 0 to 2, got 3; --labels-from 1 counts from 1" in err
     assert scored(tmp_path, capsys, results, "--reference", "label", "--labels-from", "1")[0]["accuracy"] == 1
 
@@ -391,13 +391,13 @@ def test_there_is_always_a_summary(tmp_path, capsys):
     summary, err = scored(tmp_path, capsys, [fox, {**fox, "answer": None}, {"text": "x"}], "--reference", "answer")
     assert (summary, err) == (
         {"lines": 3, "errors": 0, "without_reference": 2, "exact_match": 1, "contains": 1, "f1": 1},
-        "",
+        "stagewise score: 1 of 3 lines scored, 2 without a reference\n",
     )
     summary, err = scored(tmp_path, capsys, [{**fox, "answer": None}], "--reference", "answer")
     assert summary == {"lines": 1, "errors": 0, "without_reference": 1}
     summary, err = scored(tmp_path, capsys, [fox, 5, {"id": 1}], "--reference", "answer", expected=1)
     assert (summary["unscored"], summary["exact_match"]) == (2, 1)
-    assert "2 of 3 lines can't be scored; the first: " in err
+    assert "1 of 3 lines scored; 2 can't be scored, the first: " in err
     summary, err = scored(tmp_path, capsys, [fox], "--reference", "label", expected=2)
     assert summary is None
     assert "no line has the field 'label'; they have text, answer" in err
@@ -419,7 +419,7 @@ def test_numbers_as_references_and_answers_that_are_extracted(tmp_path, capsys):
     assert scored(tmp_path, capsys, results, *flags)[0]["exact_match"] == 2 / 3
     with pytest.raises(SystemExit):
         score.main(["r", "--reference", "a", "--extract", "("])
-    assert "'(' is no regular expression" in capsys.readouterr().err
+    assert "'(' is not a regular expression" in capsys.readouterr().err
     assert "need --reference" in scored(tmp_path, capsys, results, "--extract", "a", expected=2)[1]
 
 

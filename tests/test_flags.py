@@ -122,18 +122,22 @@ def test_flags_of_a_file_count_too(tmp_path):
     argv = ["--config", str(path), "--", "--top-k"]
     assert given_flags(parser, argv) == {"config", "score", "input", "output"}
     argv = ["--top-k=0", *argv[:2]]
-    with pytest.raises(ValueError, match="--top-k can't go with --score, which generates nothing"):
+    with pytest.raises(ValueError, match="--top-k can't be combined with --score, which generates nothing"):
         check_flags(stage, parser.parse_args(argv), given_flags(parser, argv))
 
 
 def test_they_are_checked_before_the_model_is_loaded(tmp_path):
     files = ["--input", tmp_path / "none", "--output", tmp_path / "out", "--model", "nonesuch"]
     for stage, arguments, says in (
-        (STAGES[4], [*files, "--score", "text", "--temperature", "0"], "--temperature can't go with --score"),
-        (STAGES[4], [*files, "--ray", "auto", "--choices", "a", "--n", 2], "--n can't go with --choices"),
-        (STAGES[4], [*files, "--ray", "auto", "--stats"], "--stats can't go with --ray"),
-        (STAGES[7], ["a", "--speculate", "off", "--num-drafts", 3], "--num-drafts can't go with --speculate off"),
-        (STAGES[1], [*files, "--json"], "--json can't go with --input, whose results are JSON anyway"),
+        (STAGES[4], [*files, "--score", "text", "--temperature", "0"], "--temperature can't be combined with --score"),
+        (STAGES[4], [*files, "--ray", "auto", "--choices", "a", "--n", 2], "--n can't be combined with --choices"),
+        (STAGES[4], [*files, "--ray", "auto", "--stats"], "--stats can't be combined with --ray"),
+        (
+            STAGES[7],
+            ["a", "--speculate", "off", "--num-drafts", 3],
+            "--num-drafts can't be combined with --speculate",
+        ),
+        (STAGES[1], [*files, "--json"], "--json can't be combined with --input, whose results are JSON anyway"),
         (STAGES[0], ["a", "--include-stop-str-in-output"], "--include-stop-str-in-output needs --stop\n"),
         (STAGES[0], ["a", "--logprobs", 1], "--logprobs needs --json\n"),
     ):
@@ -152,7 +156,7 @@ def test_flags_of_the_other_commands(tmp_path, capsys):
     for name, line in lines.items():
         (tmp_path / name).write_text(line + "\n")
     of_scores = {name: [str(tmp_path / name), "--reference", "answer"] for name in lines}
-    folder, of_training = tmp_path / "model", "--n-head is for the file of a training program"
+    folder, of_training = tmp_path / "model", "--n-head is for a training program's file"
     folder.mkdir()
     assert not any(score.main(argv[: 1 if name == "scores" else 3]) for name, argv in of_scores.items())
     capsys.readouterr()
@@ -160,9 +164,9 @@ def test_flags_of_the_other_commands(tmp_path, capsys):
         (score.main, [*of_scores["texts"], "--labels-from", "1"], "--labels-from is for lines with choices"),
         (score.main, [*of_scores["choices"], "--extract", "a"], "--extract is for lines with a text"),
         (score.main, of_scores["scores"], "--reference is for lines with a text or with choices"),
-        (convert.main, [str(folder), str(tmp_path / "new"), "--gelu", "tanh"], "--gelu is for the file of a training"),
-        (convert.main, [str(folder), str(tmp_path / "new"), "--n-head", "2"], f"{of_training}: {folder} is a dir"),
-        (push.main, [str(tmp_path / "texts"), "--folder", str(tmp_path / "f"), "--public"], "--public is for --repo"),
+        (convert.main, [str(folder), str(tmp_path / "new"), "--gelu", "tanh"], "--gelu is for a training"),
+        (convert.main, [str(folder), str(tmp_path / "new"), "--n-head", "2"], f"{of_training}, but {folder} is a dir"),
+        (push.main, [str(tmp_path / "texts"), "--folder", str(tmp_path / "f"), "--public"], "--public needs --repo"),
     ):
         assert main(list(argv)) == 2, argv
         stdout, stderr = capsys.readouterr()

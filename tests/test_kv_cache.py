@@ -117,7 +117,7 @@ def test_half_of_a_gpus_free_memory(monkeypatch):
     kv_cache, device = stage.part("kv_cache"), torch.device("cuda")
     assert kv_cache.default_cache_bytes(device) == 500
     kv_cache.check_cache_bytes(1000, device)
-    with pytest.raises(ValueError, match="1,001 bytes of memory, there are 1,000 free"):
+    with pytest.raises(ValueError, match="1,001 bytes of memory, but only 1,000 are free"):
         kv_cache.check_cache_bytes(1001, device)
 
 

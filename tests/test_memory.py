@@ -68,5 +68,5 @@ def test_on_cuda(stage, monkeypatch):
 
 def test_weights_that_a_container_has_no_room_for(stage, monkeypatch, small_checkpoint):
     monkeypatch.setattr(stage.part("weights"), "free_memory", lambda device: 1000)
-    with pytest.raises(ValueError, match=r"the weights take [\d,]+ bytes of memory, there are 1,000 free; see --dtype"):
+    with pytest.raises(ValueError, match=r"weights take [\d,]+ bytes of memory, but only 1,000 are free; see --dtype"):
         stage.LLM(small_checkpoint, device="cpu")

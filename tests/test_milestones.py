@@ -130,7 +130,7 @@ MISTAKES = [
     Mistake("guesses take blocks that are not free", 7, 7, "dictionary is empty", [("block_manager.py", " and self.num_free > self.watermark_blocks:\n            blocks.append", ":\n            blocks.append")]),
     Mistake("scales in the type of the row", 8, 8, "it should be torch.float32", [("quantize.py", "    x = x.float()\n    scale", "    scale")]),
     Mistake("one scale for all rows", 8, 8, "one scale for all rows; each row has its own", [("quantize.py", "x.abs().amax(dim=-1, keepdim=True) / LARGEST", "x.abs().amax().expand(*x.shape[:-1], 1) / LARGEST")]),
-    Mistake("a scale for each column", 8, 8, "this is a scale per column", [("quantize.py", "x.abs().amax(dim=-1, keepdim=True)", "x.abs().amax(dim=-2, keepdim=True)")]),
+    Mistake("a scale for each column", 8, 8, "a scale per column", [("quantize.py", "x.abs().amax(dim=-1, keepdim=True)", "x.abs().amax(dim=-2, keepdim=True)")]),
     Mistake("integers are cut off", 8, 8, "this truncates", [("quantize.py", ".round()", "")]),
     Mistake("the largest becomes 128", 8, 8, "becomes 127 or -127", [("quantize.py", "LARGEST = 127", "LARGEST = 128"), ("quantize.py", ".round()", ".round().clamp(-128, 127)")]),
     Mistake("a row of zeros is NaN", 8, 8, "a row of zeros", [("quantize.py", "torch.where(scale > 0, 1 / scale, 0)", "1 / scale"), ("quantize.py", ".to(torch.int8), scale", ".to(torch.int8), scale * per_unit / per_unit")]),
@@ -174,7 +174,7 @@ MISTAKES = [
     Mistake("a batch of a block's other holders", 5, 6, "only the last block is written", [("block_manager.py", "self.ref_counts[blocks[-1]] > 1", "self.ref_counts[blocks[0]] > 1")]),
     Mistake("found blocks cost nothing", 5, 6, "because they are free", [("block_manager.py", "num_new + sum(self.ref_counts[block] == 0 for block, _ in found)", "num_new")]),
     Mistake("no reserve", 5, 5, "which is the reserve for running requests", [("scheduler.py", "reserve = manager.watermark_blocks if self.running else 0", "reserve = 0")]),
-    Mistake("admitted beside a preemption", 5, 5, "in such a step no request is admitted", [("scheduler.py", "        if was_preempted:", "        if False:")]),
+    Mistake("admitted in a step with a preemption", 5, 5, "in such a step no request is admitted", [("scheduler.py", "        if was_preempted:", "        if False:")]),
     Mistake("no free block, although none is needed", 5, 5, "A's last block has room for its last token", [("block_manager.py", "return self.num_free > 0 or not self.needs_block(sequence)", "return self.num_free > 0")]),
     Mistake("preemptions count twice", 5, 5, "B was preempted once", [("scheduler.py", "self.num_preempted += 1", "self.num_preempted += 2")]),
     Mistake("all leave blocks to those that run", 5, 5, "a block is free for each of them", [("scheduler.py", "if overtakes:", "if True:")]),
@@ -183,7 +183,7 @@ MISTAKES = [
     Mistake("in the order of admission", 5, 5, "A's token comes first", [("scheduler.py", "in sorted(self.running, key=lambda request: request.num_new_tokens > 1):", "in self.running:")]),
     Mistake("first scheduled when it comes back", 5, 5, "it stays as it was", [("scheduler.py", "if request.first_scheduled_time is None:", "if True:")]),
     Mistake("a key has a hash", 5, 6, "not a hash of them", [("block_manager.py", "tuple(token_ids[start : start + self.block_size])", "(hash(tuple(token_ids[start : start + self.block_size])),)")]),
-    Mistake("freed blocks are taken last", 5, 6, "that are not in the cache are taken first", [("block_manager.py", "self._free.move_to_end(block, last=False)", "pass")]),
+    Mistake("freed blocks are taken last", 5, 6, "not in the cache are taken first", [("block_manager.py", "self._free.move_to_end(block, last=False)", "pass")]),
     Mistake("more completions than may run", 5, 6, "until more may run", [("batch.py", "request.samplers[: 1 + num_free_seqs]", "request.samplers")]),
     Mistake("steps without a count", 1, 1, "after the token is added", [("engine.py", "        self.stats.count(batch, [batch.request])\n", "")]),
     Mistake("multiplied by the temperature", 1, 1, "divided by the temperature", [("sampler.py", "(scores - best) / params.temperature", "(scores - best) * params.temperature")]),
@@ -365,7 +365,7 @@ def test_an_error_of_the_engine_names_the_case_and_the_line(small_engine):
 
 
 def test_what_is_no_engine_is_named(tmp_path, capsys):
-    with pytest.raises(ValueError, match=r"is no engine: it has no __init__\.py"):
+    with pytest.raises(ValueError, match=r"is not an engine: it has no __init__\.py"):
         OwnEngine(tmp_path)
     (tmp_path / "__init__.py").write_text("LLM = 1")
     with pytest.raises(ValueError, match=r"its __init__\.py has no SamplingParams"):

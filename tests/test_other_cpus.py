@@ -257,7 +257,7 @@ def test_which_threads_a_compiler_can_use(stage):
     assert compiler.openmp_flags(clang, llvm) == compiler.openmp_flags(clang, intel) == ["-Xclang", "-fopenmp"]
     with pytest.raises(RuntimeError, match=r"Clang can't use libgomp-a34b.so.1, which torch has; CC=gcc can"):
         compiler.openmp_flags(clang, gnu)
-    with pytest.raises(RuntimeError, match="torch's OpenMP library is not to be found"):
+    with pytest.raises(RuntimeError, match="torch's OpenMP library was not found"):
         compiler.openmp_flags(gcc, None)
 
 

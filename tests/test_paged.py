@@ -25,7 +25,7 @@ def stage(request):
 
 
 def hostile(llm):
-    """Nothing in the cache is a number before it is written, and no block lies beside its neighbour."""
+    """Nothing in the cache is a number before it is written, and no block lies next to its neighbor."""
     llm.engine.runner.cache.keys.fill_(math.nan)
     llm.engine.runner.cache.values.fill_(math.nan)
     blocks = list(llm.engine.block_manager._free)

@@ -86,7 +86,7 @@ def test_after_it_was_compared_it_stays(capsys, one):
     before = catalogue.PROGRESS.read_bytes()
     status, out, err = run(capsys, "1", "--say", "8", "1.5")
     assert (status, out) == (2, "")
-    assert "was compared, so it stays: 4 passes, 3 times" in err
+    assert "was compared already, so it stays: 4 passes, 3 times" in err
     assert err.count("\n") == 1
     status, out, _ = run(capsys, "1")  # without asking: it is known
     assert status == 0
@@ -140,7 +140,7 @@ def test_lists_show_what_was_said_and_what_came(capsys, one):
 @pytest.mark.parametrize(
     ("said", "came", "words"),
     [
-        (3.0, 3.0, "exactly"),
+        (3.0, 3.0, "exactly right"),
         (30.0, 20.0, "too high by a factor of 1.5"),
         (20.0, 30.0, "too low by a factor of 1.5"),
         (0.0, 30.0, "too low"),
@@ -158,11 +158,11 @@ def test_the_factor_between_them(said, came, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["1", "--say", "many", "3"], "a prediction is a number of 0 or more, such as 12 or 1.5; got 'many'"),
+        (["1", "--say", "many", "3"], "a prediction is a number, 0 or more, such as 12 or 1.5; got 'many'"),
         (["1", "--say", "nan", "3"], "got 'nan'"),
         (["1", "--say", "-1", "3"], "got '-1'"),
         (["1", "--say", "inf", "3"], "got 'inf'"),
-        (["1", "--say", "4"], "2 numbers are asked for (passes; speed), got 1"),
+        (["1", "--say", "4"], "expected 2 numbers (passes; speed), got 1"),
         (["1", "--say", "4", "3", "2"], "got 3"),
         (["9"], "invalid choice"),
         (["--say", "4"], "for which experiment?"),

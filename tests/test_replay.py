@@ -54,22 +54,22 @@ def changed(where, **changes):
     ("records", "message"),
     [
         ([], "is empty"),
-        (["Once upon a time"], "line 1: is no JSON"),
-        (["[1, 2]"], "line 1: no trace"),
-        ([{"prompt": "Once"}], "line 1: no trace"),
+        (["Once upon a time"], "line 1: not JSON: Expecting value at column 1"),
+        (["[1, 2]"], "line 1: not a trace"),
+        ([{"prompt": "Once"}], "line 1: not a trace"),
         (
             [{"step": 0, "start": 1.0, "seconds": 0.1, "rows": []}],
-            "line 1: a trace of version 1, which has no header: m",
+            "line 1: a version 1 trace, which has no header: r",
         ),
-        (changed("header", trace=4), "line 1: a trace of version 4, this program reads 3"),
+        (changed("header", trace=4), "line 1: a trace of version 4, but this program reads 3"),
         (changed("header", stage="stage09_dreams"), "line 1: unknown stage 'stage09_dreams'"),
         (changed("header", model=...), "line 1: the header lacks 'model'"),
         (changed("header")[:1], "a header and no steps"),
         (changed("step", rows=...), "line 2: the step lacks 'rows'"),
         (changed("step", mood="good"), "line 2: the step has an unknown field, 'mood'"),
-        (changed("step", step=4), "line 2: step 4 is where step 0 is due"),
+        (changed("step", step=4), "line 2: step 4 where step 0 is expected"),
         (changed("step", parts={"dream": 1.0}), "line 2: unknown part 'dream'"),
-        (changed("step", rows=["A"]), "line 2: a row is no JSON object"),
+        (changed("step", rows=["A"]), "line 2: a row is not a JSON object"),
         (changed("row", num_tokens="3"), 'line 2: a row: num_tokens can\'t be "3"'),
         (changed("row", num_tokens=True), "line 2: a row: num_tokens can't be true"),
         (changed("row", phase="sleep"), "line 2: unknown phase 'sleep'"),
@@ -82,7 +82,10 @@ def changed(where, **changes):
             "line 2: the event 'released' has an unknown field",
         ),
         (changed("event", colour="red"), "line 2: the event 'queued' has an unknown field, 'colour'"),
-        ([*changed("header")[:2], "{]"], "line 3: is no JSON"),
+        (
+            [*changed("header")[:2], "{]"],
+            "line 3: not JSON: Expecting property name enclosed",
+        ),
         (
             changed("header", num_blocks=3 * 10**9),
             "line 1: the header: num_blocks can't be 3000000000, over 10,000,000",
@@ -324,7 +327,7 @@ def test_command_line(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
     one.write_bytes(one.read_bytes()[:-9])
     assert main([str(one), "-o", str(html)]) == 0
-    assert "its last line is cut short and left out" in capsys.readouterr().err
+    assert "the last line is incomplete and left out" in capsys.readouterr().err
 
 
 def test_command_line_refuses(tmp_path, capsys):
@@ -335,8 +338,8 @@ def test_command_line_refuses(tmp_path, capsys):
     assert "at most 2 traces" in error_of(capsys, one, one, one, "-o", html)
     assert "was not made by replay" in error_of(capsys, one, "-o", own)
     assert "was not made by replay" in error_of(capsys, one, "--chrome", own)
-    assert "is used otherwise" in error_of(capsys, one, "-o", one)
-    assert "is used otherwise" in error_of(capsys, one, "-o", html, "--chrome", html)
+    assert "is already used in this command" in error_of(capsys, one, "-o", one)
+    assert "is already used in this command" in error_of(capsys, one, "-o", html, "--chrome", html)
     assert "not a regular file" in error_of(capsys, one, "-o", tmp_path)
     assert "No such file" in error_of(capsys, tmp_path / "none.jsonl", "-o", html)
     assert "unrecognized arguments" in error_of(capsys, one, "-o", html, "--perfetto", "x")

@@ -293,11 +293,11 @@ def test_paths_that_are_elsewhere_are_told(tales):
     for path, says in (
         (
             "/v1/responses",
-            "there is no /v1/responses: ask /v1/chat/completions instead; for this openai-agents has set",
+            "there is no /v1/responses: use /v1/chat/completions instead; for this, openai-agents has set",
         ),
         ("/v1/responses/", "inspect has -M responses_api=false"),
         ("/chat/completions", "there is no /chat/completions: it is /v1/chat/completions"),
-        ("/v1/embeddings", "makes no embeddings"),
+        ("/v1/embeddings", "make embeddings"),
         ("/v2", "there is no /v2"),
     ):
         assert says in error_of(ask(tales, path, {"input": "x"}), 404)["message"]
@@ -529,8 +529,8 @@ def test_beams(stage, tmp_path):
         ]
         assert other["choices"] == complete(app, prompt="A fox", seed=1)["choices"]
         for more, param, says in (
-            ({"top_k": 3}, "top_k", "top_k can't go with use_beam_search"),
-            ({"logprobs": 1}, "logprobs", "logprobs can't go with use_beam_search"),
+            ({"top_k": 3}, "top_k", "top_k can't be combined with use_beam_search"),
+            ({"logprobs": 1}, "logprobs", "logprobs can't be combined with use_beam_search"),
             ({"length_penalty": 101}, "length_penalty", "length_penalty must be a number from -100 to 100"),
             ({"early_stopping": "soon"}, "early_stopping", 'early_stopping must be true, false or "never"'),
         ):
@@ -561,7 +561,7 @@ def test_beams_take_turns_with_others(small_checkpoint, monkeypatch):
 def test_stage_4_has_no_beams(small_checkpoint):
     with serving(4, small_checkpoint) as app:
         body = {"model": "tales", "prompt": [1], "use_beam_search": True}
-        assert "stage 4 has no beams" in error_of(ask(app, "/v1/completions", body), 400)["message"]
+        assert "stage 4 has no beam search" in error_of(ask(app, "/v1/completions", body), 400)["message"]
 
 
 def test_the_models_own_defaults(small_checkpoint, tmp_path):
@@ -582,8 +582,8 @@ def test_the_models_own_defaults(small_checkpoint, tmp_path):
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 REFUSED = [
-    ({"foo": 1}, "foo", "foo is not known"),
-    ({"foo": False}, "foo", "foo is not known"),
+    ({"foo": 1}, "foo", "unknown field foo"),
+    ({"foo": False}, "foo", "unknown field foo"),
     ({"suffix": "the end"}, "suffix", "suffix 'the end' is not supported: GPT-2 can't write towards"),
     ({"store": True}, "store", "store True is not supported: no answer is kept"),
     ({"store": 0}, "store", "store 0 is not supported"),
@@ -592,7 +592,7 @@ REFUSED = [
     ({"guided_json": {"not": {}}}, "guided_json", "Unimplemented"),
     ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "guided_choice can't go together"),
     ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "no field 'regexp'"),
-    ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "the end token is how the form ends"),
+    ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "the end token ends the form"),
     ({"response_format": {"type": "xml"}}, "response_format", "response_format must be"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "must have a schema"),
     ({"response_format": {"type": "json_object", "schema": {}}}, "response_format", "no field 'schema'"),
@@ -600,7 +600,7 @@ REFUSED = [
     ({"tools": [{"type": "function"}]}, "tools", "only chats call tools"),
     ({"prompt_embeds": "x"}, "prompt_embeds", "prompt_embeds 'x' is not supported"),
     ({"request_id": 3}, "request_id", "request_id must be a text"),
-    ({"best_of": 3, "n": 2}, "best_of", "best_of must be n, which is 2"),
+    ({"best_of": 3, "n": 2}, "best_of", "best_of must equal n, which is 2"),
     ({"prompt": []}, "prompt", "prompt must be a text"),
     ({"prompt": ["a", 1]}, "prompt", "prompt must be a text"),
     ({"prompt": [True]}, "prompt", "prompt must be a text"),
@@ -633,12 +633,12 @@ REFUSED = [
     ({"logit_bias": [7]}, "logit_bias", "logit_bias must be a mapping"),
     ({"allowed_token_ids": []}, "allowed_token_ids", "allowed_token_ids must not be empty"),
     ({"allowed_token_ids": [60000]}, "allowed_token_ids", "allowed_token_ids 60000 is outside"),
-    ({"bad_words": [""]}, "bad_words", "bad_words must be texts of more than spaces"),
+    ({"bad_words": [""]}, "bad_words", "bad_words must be texts that are not blank"),
     ({"bad_words": ["x"] * 65}, "bad_words", "bad_words has 65 texts; the limit is 64"),
     ({"truncation_side": "middle"}, "truncation_side", 'truncation_side must be "left" or "right", got \'middle\''),
     ({"truncate_prompt_tokens": 2000}, "truncate_prompt_tokens", "truncate_prompt_tokens 2000 is over max_model_len"),
     ({"prompt_logprobs": 21}, "prompt_logprobs", "prompt_logprobs must be a whole number from 0 to 20"),
-    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "prompt_logprobs are not in streams"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "prompt_logprobs can't be streamed"),
     ({"return_token_ids": 1}, "return_token_ids", "return_token_ids must be true or false"),
     ({"detokenize": False}, "detokenize", "detokenize False is not supported"),
     ({"priority": 3}, "priority", "priority 3 needs the policy"),
@@ -647,7 +647,7 @@ REFUSED = [
     ({"echo": "yes"}, "echo", "echo must be true or false"),
     ({"stream": 1}, "stream", "stream must be true or false"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream_options needs stream"),
-    ({"stream": True, "stream_options": {"foo": 1}}, "stream_options.foo", "stream_options.foo is not known"),
+    ({"stream": True, "stream_options": {"foo": 1}}, "stream_options.foo", "unknown field stream_options.foo"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "must be true or false"),
     ({"model": None}, "model", "model is missing; this server has 'tales'"),
     ({"model": 3}, "model", "model must be a text"),
@@ -853,15 +853,15 @@ CHATS_REFUSED = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", '"type": "text"'),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls", "not see them"),
     ({"messages": [{"role": "user", "content": "x", "refusal": "no"}]}, "messages[0].refusal", "does not see it"),
-    ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood", "messages[0].mood is not known"),
+    ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood", "unknown field messages[0].mood"),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
         "messages[0].content[0].text",
         "a text",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "is missing"),
-    ({"prompt": "x"}, "prompt", "prompt is not known"),
-    ({"echo": True}, "echo", "the new message alone"),
+    ({"prompt": "x"}, "prompt", "unknown field prompt"),
+    ({"echo": True}, "echo", "only the new message"),
     ({"top_logprobs": -1, "logprobs": True}, "top_logprobs", "(--max-logprobs), got -1, all 50,257"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message", "set one"),
     ({"logprobs": 3}, "logprobs", "logprobs must be true or false"),
@@ -964,7 +964,7 @@ def test_variables_that_a_request_gives_to_the_template(tales):
     for name in ("enable_thinking", "eos_token", "messages"):
         error = error_of(tokens(**{name: True}), 400)
         assert error["param"] == "chat_template_kwargs"
-        assert f"chat_template_kwargs.{name} is no variable" in error["message"]
+        assert f"chat_template_kwargs.{name} is not a variable" in error["message"]
 
 
 def test_special_tokens_are_those_of_transformers(tmp_path):
@@ -1462,7 +1462,7 @@ def test_flags_that_are_wrong_are_told_in_one_line(capsys, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])
         cases = {
-            f"port {port} on 127.0.0.1 can't be had": ["--port", port],
+            f"port {port} on 127.0.0.1 is not available": ["--port", port],
             "--port must be a whole number from 0 to 65535": ["--port", "70000"],
             "--grace must be a number": ["--grace", "-1"],
             "--api-key is empty": ["--api-key", ""],

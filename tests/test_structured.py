@@ -355,7 +355,7 @@ COSTLY = {
 def test_what_takes_too_long_to_compile_is_refused(llm, name):
     """One of them by the limit that there is; the others by one that is reached sooner."""
     limit = {} if name == "in a grammar" else {"seconds": 0.25}
-    says = rf"it is too large or too intricate: compiling it takes over {limit.get('seconds', 1)} s or 512 MB"
+    says = rf"it is too large or too complex: compiling it takes over {limit.get('seconds', 1)} s or 512 MB"
     start = time.monotonic()
     with pytest.raises(ValueError, match=says):
         structured(llm, **COSTLY[name], **limit)
@@ -417,7 +417,7 @@ def test_it_is_a_function_also_after_it_failed(llm, tokenizer):
     processor = structured(llm, regex="(.*a.{200}b){50}")
     first = processor.allowed([])
     letters = [tokenizer.encode(letter)[0] for letter in "ab"]
-    with pytest.raises(ValueError, match=r"structured_outputs fails after \d+ tokens: .*too large or too intricate"):
+    with pytest.raises(ValueError, match=r"structured_outputs fails after \d+ tokens: .*too large or too complex"):
         follow(processor, letters * 150)
     assert np.array_equal(processor.allowed([]), first)
 
@@ -511,7 +511,7 @@ def test_refused_before_anything_is_computed(stage, engines):
     before = llm.stats.num_forwards
     with pytest.raises(ValueError, match=r"structured_outputs.regex: .*unclosed group"):
         params_of(llm, dict(regex="(a"))
-    with pytest.raises(ValueError, match="ignore_eos can't go with structured_outputs"):
+    with pytest.raises(ValueError, match="ignore_eos can't be combined with structured_outputs"):
         params_of(llm, dict(choice=["a"]), ignore_eos=True)
     for wrong in ("yes", ["yes"], dict(choices=["yes"])):
         with pytest.raises(ValueError, match="structured_outputs"):

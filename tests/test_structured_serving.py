@@ -127,7 +127,7 @@ def test_a_form_that_fails_on_the_way_ends_its_request_alone(tales):
     fields = {"guided_regex": "(.*a.{200}b){50}", "max_tokens": 60}
     error = refusal(tales, **fields)
     assert error["code"] == "generation_failed"
-    assert re.search(r"fails after \d+ tokens: it is too large or too intricate", error["message"])
+    assert re.search(r"fails after \d+ tokens: it is too large or too complex", error["message"])
     assert answer(tales, guided_choice=["fox"])["choices"][0]["message"]["content"] == "fox"
 
 
@@ -311,12 +311,16 @@ def test_a_call_that_is_nested_too_deeply_is_an_error_of_its_request():
 WRONG = [
     ({"tools": [1]}, "tools", "tools[0] must be"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools", "tools[0].function.name is missing"),
-    ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "'add' is there twice"),
+    ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "'add' appears twice"),
     ({"tools": TOOLS[2:] * 200}, "tools", "200 functions; the limit is 128"),
     ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", "tool_choice must be"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "no function"),
+    (
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+        "tool_choice",
+        "a function that is not in tools",
+    ),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-    ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "tool_choice", "no other form"),
+    ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "tool_choice", "have another form"),
     (
         {
             "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],

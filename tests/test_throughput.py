@@ -485,7 +485,7 @@ def test_what_was_measured_survives_an_interruption(babble, tmp_path, capsys, no
         (["--company", "9" * 5000], "from 0 to 256"),
         (["--company", "torch,jax"], "got 'jax'"),
         (["--company", "1,2,1"], "names one twice"),
-        (["--company", "0,1", "--plot", "x.png"], "beside one company"),
+        (["--company", "0,1", "--plot", "x.png"], "with one company"),
     ],
 )
 def test_bad_arguments_are_named(capsys, arguments, words):
@@ -737,7 +737,7 @@ def test_a_table_of_companies(babble, tmp_path, capsys, no_probe, monkeypatch):
     ]  # fmt: skip
     assert result["summary"][1]["ratio"] == 4
     lines = [
-        "| engine | alone | beside 2 | beside torch |",
+        "| engine | alone | with 2 | with torch |",
         "| --- | ---: | ---: | ---: |",
         "| `stage01_single` | 64.0 | over 20 s (> 10.0 ×) | over 20 s (> 10.0 ×) |",
         "| `stage06_fast` | 256.0 | 128.0 (2.0 ×) | 170.7 (1.5 ×) |",
@@ -766,7 +766,7 @@ def test_one_company_leaves_the_tables_as_they_are(babble, tmp_path, capsys, no_
     assert beside.keys() - plain.keys() == {"company"}
     assert [row.keys() for row in beside["summary"]] == [row.keys() for row in plain["summary"]]
     assert [row["seconds"] for row in beside["summary"]] == [30, 1]
-    assert "8 requests, at most 8 at once, beside 2 busy processes, greedy; " in text
+    assert "8 requests, at most 8 at once, with 2 busy processes, greedy; " in text
     assert limited["over"] == [{"engine": "stage01_single"}]
     assert "| `stage01_single` | over 20 s |" in limited_text
     assert [row["engine"] for row in limited["summary"]] == ["stage06_fast"]
@@ -784,9 +784,9 @@ def test_a_failure_beside_company_leaves_the_other_runs(babble, capsys, no_probe
     arguments = ["--model", str(babble), "--load-format", "auto", "--stages", "6", "--company", "0,torch"]
     assert throughput.main([*arguments, "--device", "cpu"]) == 1
     stdout, stderr = capsys.readouterr()
-    assert "stage06_fast beside a torch program is missing: no memory" in stderr
+    assert "stage06_fast with a torch program is missing: no memory" in stderr
     assert "| `stage06_fast` | " in stdout
-    assert "Missing: stage06_fast beside a torch program (no memory)" in stdout
+    assert "Missing: stage06_fast with a torch program (no memory)" in stdout
 
 
 # --- Results in the READMEs -------------------------------------------------------------------------------------------

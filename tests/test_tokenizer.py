@@ -136,13 +136,16 @@ def test_a_tokenizer_json(stage, tmp_path, reference):
         ({"model": {**model, "dropout": 0.1}}, "model.dropout is 0.1, supported: None, False"),
         ({"model": {**model, "merges": [["a", "b", "c"]]}}, "merge 1: expected two tokens"),
         ({"model": {**model, "merges": merges[1:]}}, "merge 6: expected two tokens that earlier merges leave"),
-        ({"model": {**model, "merges": merges[:-2000]}}, "has 50,257 tokens, not the 48,256 that"),
+        (
+            {"model": {**model, "merges": merges[:-2000]}},
+            "has 50,257 tokens, but the merges make 48,256",
+        ),
         ({"model": {**model, "merges": "ab"}}, "merge 1: expected two tokens"),
-        ({"model": {**model, "merges": 5}}, "has no tokenizer of GPT-2's kind: TypeError"),
-        ({"model": {**model, "vocab": [["!", 0]]}}, "has no tokenizer of GPT-2's kind: AttributeError"),
-        ({"model": {**model, "vocab": {"!": 0}}}, "has 1 tokens, not the 50,256"),
+        ({"model": {**model, "merges": 5}}, "has no tokenizer like GPT-2's: TypeError"),
+        ({"model": {**model, "vocab": [["!", 0]]}}, "has no tokenizer like GPT-2's: AttributeError"),
+        ({"model": {**model, "vocab": {"!": 0}}}, "has 1 tokens, but the merges make 50,256"),
         ({"model": {**model, "vocab": {**model["vocab"], "!": 7}}}, "ids of 50,257 tokens are not the numbers from 0"),
-        ({"added_tokens": [{"id": "1"}]}, "has no tokenizer of GPT-2's kind: KeyError: 'content'"),
+        ({"added_tokens": [{"id": "1"}]}, "has no tokenizer like GPT-2's: KeyError: 'content'"),
     ):
         (tmp_path / "tokenizer.json").write_text(json.dumps({**content, **change}), encoding="utf-8")
         with pytest.raises(ValueError, match=re.escape(says)) as error:
@@ -245,13 +248,13 @@ def test_half_a_merges_file(stage, tmp_path):
 @pytest.mark.parametrize(
     ("vocabulary", "says"),
     [
-        ('["ab", "cd"]', "holds no JSON object"),  # which dict() would take
-        ('[["!", 0]]', "holds no JSON object"),
+        ('["ab", "cd"]', "is not a JSON object"),  # which dict() would take
+        ('[["!", 0]]', "is not a JSON object"),
         ("[" * 100_000, "is not valid JSON"),
         ('{"!": false}', "the ids of 1 tokens are not the numbers from 0 to 0"),
         ('{"!": 0.0}', "the ids of 1 tokens are not the numbers from 0 to 0"),
         ('{"€": 30}', "the ids of 1 tokens are not the numbers from 0 to 0"),
-        ('{"<|endoftext|>": 0}', "has 1 tokens, not the 257 that the merges make"),
+        ('{"<|endoftext|>": 0}', "has 1 tokens, but the merges make 257"),
     ],
 )
 def test_a_damaged_vocabulary(stage, tmp_path, vocabulary, says):

@@ -131,7 +131,7 @@ def test_truncated_file(stage, damaged, file, keep):
         (damaged / "model.safetensors").unlink()
     content = (damaged / file).read_bytes()
     (damaged / file).write_bytes(content[: int(len(content) * keep)])
-    with pytest.raises(ValueError, match=f"{file} is damaged, or not a file of tensors alone") as error:
+    with pytest.raises(ValueError, match=f"{file} is damaged, or has more in it than tensors") as error:
         stage.LLM(damaged, device="cpu")
     assert "\n" not in str(error.value)
 
@@ -169,7 +169,7 @@ def test_something_else_instead_of_weights(stage, damaged, file, kind):
         torch.save({"model": content[kind]}, damaged / file)
     else:
         return
-    with pytest.raises(ValueError, match=f"{file} is damaged, or not a file of tensors alone") as error:
+    with pytest.raises(ValueError, match=f"{file} is damaged, or has more in it than tensors") as error:
         stage.LLM(damaged, device="cpu")
     begin = kinds.get(kind, b"PK")[:10]
     assert f"(it begins with {begin!r}"[:-1] in str(error.value)
@@ -200,7 +200,7 @@ def test_a_file_is_not_opened_for_each_of_its_tensors(stage, damaged, monkeypatc
 def test_too_large_for_the_memory(stage, damaged):
     edit_config(damaged, n_embd=60_000, n_inner=10**6, n_layer=50)
     for load_format in ("auto", "dummy"):
-        with pytest.raises(ValueError, match=r"the weights take [\d,]{15,} bytes of memory, there are [\d,]+ free"):
+        with pytest.raises(ValueError, match=r"the weights take [\d,]{15,} bytes of memory, but only [\d,]+ are free"):
             stage.LLM(damaged, device="cpu", load_format=load_format)
 
 
@@ -213,7 +213,7 @@ def test_the_memory_that_the_weights_take(stage, small_checkpoint, monkeypatch):
     monkeypatch.setattr(weights, "free_memory", lambda _: 5)
     cases = [({"dtype": "float32"}, 4), ({"dtype": "bfloat16"}, 2), ({"weights": "int8"}, 1)]
     for options, size in cases if stage.has_option("weights") else cases[:2]:
-        with pytest.raises(ValueError, match=f"the weights take {count * size:,} bytes of memory, there are 5 free"):
+        with pytest.raises(ValueError, match=f"the weights take {count * size:,} bytes of memory, but only 5 are free"):
             stage.LLM(small_checkpoint, device="cpu", **options)
 
 
@@ -263,12 +263,12 @@ def test_an_output_layer_of_its_own(stage, damaged):
         (dict(activation_function="relu"), "activation_function is 'relu'"),
         (dict(activation_function="gelu"), "activation_function is 'gelu', supported: 'gelu_new'"),
         (dict(tokenizer_class="BertTokenizer"), "tokenizer_class is 'BertTokenizer'"),
-        (dict(num_attention_heads=4), "'num_attention_heads' is not known to change nothing; `stagewise convert"),
-        (dict(num_attention_heads=3), "'num_attention_heads' is not known"),
-        (dict(quantization_config={"bits": 4}), "'quantization_config' is not known"),
-        (dict(auto_map={"AutoModel": "x.Y"}), "'auto_map' is not known"),
-        (dict(pruned_heads={"0": [1]}), "'pruned_heads' is not known"),
-        (dict(rotary_dim=64), "'rotary_dim' is not known"),
+        (dict(num_attention_heads=4), "unsupported key 'num_attention_heads' may change numbers; `stagewise convert"),
+        (dict(num_attention_heads=3), "unsupported key 'num_attention_heads'"),
+        (dict(quantization_config={"bits": 4}), "unsupported key 'quantization_config'"),
+        (dict(auto_map={"AutoModel": "x.Y"}), "unsupported key 'auto_map'"),
+        (dict(pruned_heads={"0": [1]}), "unsupported key 'pruned_heads'"),
+        (dict(rotary_dim=64), "unsupported key 'rotary_dim'"),
         (dict(tie_word_embeddings=False), "tie_word_embeddings"),
         (dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx"),
         (dict(n_head=5), "n_embd 48 is not a multiple of n_head 5"),
@@ -361,12 +361,12 @@ def test_tensors_that_do_not_lie_in_a_row(stage, damaged):
 
 def test_a_tensor_that_is_given_twice(stage, damaged):
     edit_tensors(damaged, lambda tensors: tensors.update({"ln_f.bias": torch.zeros(48)}))
-    with pytest.raises(ValueError, match=r"model.safetensors: tensor 'transformer.ln_f.bias' is there twice"):
+    with pytest.raises(ValueError, match=r"model.safetensors: tensor 'transformer.ln_f.bias' appears twice"):
         stage.LLM(damaged, device="cpu")
     edit_tensors(damaged, lambda tensors: tensors.pop("ln_f.bias"))
     (damaged / "model.safetensors").rename(damaged / "model-1-of-2.safetensors")
     save_file({"transformer.ln_f.bias": torch.zeros(48)}, damaged / "model-2-of-2.safetensors")
-    with pytest.raises(ValueError, match=r"model-2-of-2.safetensors: tensor 'transformer.ln_f.bias' is there twice"):
+    with pytest.raises(ValueError, match=r"model-2-of-2.safetensors: tensor 'transformer.ln_f.bias' appears twice"):
         stage.LLM(damaged, device="cpu")
     (damaged / "model-1-of-2.safetensors").unlink()
     with pytest.raises(ValueError, match=r"missing h.0.attn.c_attn.bias, .* and 22 more"):
@@ -479,7 +479,7 @@ def test_a_model_without_a_tokenizer(stage, small_checkpoint, tmp_path, caplog):
     for name in ("spiece.model", "tokenizer.model", "vocab.txt", "tekken.json"):  # with merges.txt or without
         for directory in (bare, own):
             (directory / name).write_text("")
-            with pytest.raises(ValueError, match=f"{name} is a tokenizer of another kind"):
+            with pytest.raises(ValueError, match=f"{name} is another kind of tokenizer"):
                 stage.LLM(str(bare), device="cpu", tokenizer=str(directory))
             (directory / name).unlink()
     (bare / "vocab.json").write_text("{}")

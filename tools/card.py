@@ -1,4 +1,4 @@
-"""The picture that stands beside a link to the site: the race of the ladder's result after two seconds.
+"""The preview image for links to the site: the ladder's race after two seconds.
 
 python -m tools.card race.png
 """

@@ -37,7 +37,7 @@ class Stage(stages.Stage):
 
     @functools.cache  # noqa: B019 (stages live as long as the process)
     def engine(self, model="tinytales", **arguments):
-        """An engine that all callers share. Arguments of later stages are left out in those that do not know them."""
+        """An engine that all callers share. Arguments of later stages are omitted for stages that don't have them."""
         known = {name: value for name, value in arguments.items() if self.has_argument(name)}
         return self.LLM(str(model), device="cpu", **known)
 
@@ -202,7 +202,7 @@ class OwnEngine:
     def __init__(self, directory: str | Path):
         self.directory = Path(directory).resolve()
         if not (self.directory / "__init__.py").is_file():
-            raise ValueError(f"{directory} is no engine: it has no __init__.py")
+            raise ValueError(f"{directory} is not an engine: it has no __init__.py")
         # A name that no other module has, whatever the directory is called.
         name = f"own_engine_{sum(name.startswith('own_engine_') for name in sys.modules)}"
         spec = importlib.util.spec_from_file_location(
@@ -214,7 +214,7 @@ class OwnEngine:
         spec.loader.exec_module(module)
         for part in ("LLM", "SamplingParams"):
             if not hasattr(module, part):
-                raise ValueError(f"{directory} is no engine: its __init__.py has no {part}")
+                raise ValueError(f"{directory} is not an engine: its __init__.py has no {part}")
         self.module, self.LLM, self.SamplingParams = name, module.LLM, module.SamplingParams
 
     def part(self, name: str) -> Any:

@@ -26,7 +26,7 @@ def python_of(name: str) -> Path:
 
 
 def make(name: str) -> None:
-    """Make an environment, unless it is there and was made of the same requirements."""
+    """Make an environment, unless it exists with the same requirements."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     if f"clients-{name}" not in extras:
         raise ValueError(f"there is no client {name!r}: pyproject.toml has no extra clients-{name}")

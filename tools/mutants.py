@@ -143,7 +143,7 @@ CHANGES = [
 
 
 class Mutant(NamedTuple):
-    """One change: of what kind, in which function, what stands there and what instead; the whole text, and the line."""
+    """One change: its kind, its function, the original text and the replacement; the whole text, and the line."""
 
     kind: str
     where: str
@@ -184,7 +184,7 @@ def segment(source: str, node: ast.AST) -> str:
 
 
 def changes(node: ast.AST, source: str) -> Iterator[tuple[str, str]]:
-    """(the kind of a change, what stands there then) for a node."""
+    """(the kind of a change, the replacement) for a node."""
     text = segment(source, node)
 
     def of(child: ast.AST) -> str:

@@ -4,7 +4,7 @@ the lines with which a notebook on Colab fetches the project.
     python tools/notebook_heads.py             # say which files differ; exit 1 if any does
     python tools/notebook_heads.py --write     # write them
 
-The address stands once: in pyproject.toml, under [project.urls], as Repository. Without it there are no badges, and
+The address is given once, in pyproject.toml, under [project.urls], as Repository. Without it there are no badges, and
 nothing is fetched.
 """
 
@@ -24,7 +24,7 @@ CODESPACES = "[![Open in Codespaces](https://github.com/codespaces/badge.svg)](h
 SITE = "[Read it as a website]({address})"
 
 # The first code cell up to the line that begins as the last one here; what follows is the notebook's own. In a clone
-# start.py is beside the notebook, and the last line is enough.
+# start.py is next to the notebook, and the last line is enough.
 FETCH = """import importlib.util
 
 if not importlib.util.find_spec("start"):  # the notebook stands alone, as on Colab
@@ -65,7 +65,7 @@ def with_badge(text: str, name: str, address: str | None) -> str:
 def with_entries(readme: str, address: str | None) -> str:
     """The README with the ways in below its first sentence, or without them: the site, Colab, Codespaces. And what to
     clone."""
-    readme = re.sub(r"git clone \S+ stagewise", f"git clone {address or 'ADDRESS'} stagewise", readme)
+    readme = re.sub(r"git clone \S+ stagewise", f"git clone {address or 'REPOSITORY_URL'} stagewise", readme)
     before, _, rest = re.sub(r"\n<!-- entries -->.*?<!-- end of entries -->\n", "", readme, flags=re.DOTALL).partition(
         "**\n"
     )

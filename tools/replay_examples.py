@@ -3,8 +3,8 @@
     python -m tools.replay_examples                       # makes all of them again
     python -m tools.replay_examples preemption beams      # only these
 
-They run the bundled model, greedily or with a seed, so that everybody gets the same steps; the times are those
-of the machine that made them.
+They run the bundled model, greedily or with a seed, so that everybody gets the same steps; the times are those of the
+machine that made them.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from stagewise.trace_file import Trace, lines_of
 from tools.story import read_stories, tell
 
 FOLDER = Path(__file__).parent.parent / "stagewise/replay/examples"
-REPEATS = 7  # runs of each engine, of which a page shows the fastest
+REPEATS = 7  # runs of each engine; a page shows the fastest
 TALES = (
     "Once upon a time",
     "There was once a shy bear",
@@ -41,7 +41,7 @@ LONG = (
 
 @dataclass
 class Run:
-    """An engine, and what it is asked: prompts, and of each how many tokens to make."""
+    """An engine and its work: prompts, and how many tokens to generate for each."""
 
     stage: str
     prompts: tuple[str, ...]
@@ -58,7 +58,7 @@ class Run:
             llm.beam_search(list(self.prompts), self.beam_width, self.lengths[0])
         else:
             params = [stage.SamplingParams(max_tokens=n, ignore_eos=True, **self.params) for n in self.lengths]
-            for _ in llm.stream(list(self.prompts), params):  # in this order; `generate` may take another
+            for _ in llm.stream(list(self.prompts), params):  # in this order; `generate` may choose another
                 pass
         lines = json.loads(json.dumps(list(lines_of(trace))))
         return Trace(self.stage, lines[0], lines[1:])
@@ -74,7 +74,7 @@ TAIL = (4, 7, 36, 5, 9, 28, 6, 12)  # most are short, some are long
 SHORT_TAIL = (4, 7, 16, 5, 9, 12)
 THREE = {"max_num_seqs": 3}
 SMALL = {"max_num_seqs": 8, "max_model_len": 128, "kv_cache_bytes": 2 * 128 * 5760}  # 2 slots, or 16 blocks
-LATE = ((TALES[0], TALES[1], TALES[3], LONG, TALES[5]), (8, 20, 20, 8, 8))  # the long one comes when others decode
+LATE = ((TALES[0], TALES[1], TALES[3], LONG, TALES[5]), (8, 20, 20, 8, 8))  # the long one comes while others decode
 CHUNKS = {"max_num_seqs": 3, "max_model_len": 160, "max_num_batched_tokens": 16}
 WHOLE = {"max_num_seqs": 3, "max_model_len": 160, "max_num_batched_tokens": 160, "enable_chunked_prefill": False}
 SHARED = tuple(f"{LONG} {end}" for end in ("the sun", "a boat", "a bear", "his friends"))
@@ -116,7 +116,7 @@ def make(name: str, traces: list[Trace]) -> str:
 
 
 def links(name: str, chapter: str) -> list[tuple[str, str]]:
-    """Where the page of an example leads on to."""
+    """The links at the end of an example's page."""
     names = list(EXAMPLES)
     following = names[(names.index(name) + 1) % len(names)]
     package = chapter.partition("/")[0]

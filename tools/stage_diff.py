@@ -95,7 +95,7 @@ def functions(text: str, path: Path) -> dict[str, tuple[int, int]]:
 
 
 def source(path: Path, names: list[str]) -> str:
-    """These functions of a file, as they stand there. Raises ValueError if there is no such function."""
+    """The source of these functions in a file. Raises ValueError if there is no such function."""
     text = path.read_text(encoding="utf-8")
     lines, found = text.splitlines(), functions(text, path)
     if unknown := [name for name in names if name not in found]:
@@ -131,7 +131,7 @@ def c_functions(text: str) -> dict[str, tuple[int, int]]:
 
 
 def with_code(readme: str, stage: str) -> str:
-    """The README with the code between its marks as it is now."""
+    """The README with up-to-date code between its marks."""
 
     def shown(match: re.Match) -> str:
         name, *functions = match[1].split()

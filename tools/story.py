@@ -1,17 +1,16 @@
-"""Stories: what an example of replay shows, as stops in its run. stories.toml has them, this puts in what the traces
-say.
+"""Stories: what an example shows, as stops in its run. stories.toml has the texts; this fills in the traces' numbers.
 
-    title, message   what the example says, and what came of it in a few numbers
+    title, message   the example's point, and its result in a few numbers
     chapter          where to read about it, from the root of the repository
-    look             "rows" or "memory": what of a step is to be seen first
-    stops            each {at, says, text}. `at` is the event by which a stop is found, [kind, who, which, trace]: of
-                     this kind and completion the first one (or the second, …), in the first trace (or the second).
-                     Beside the events of a trace there is "carried": a finished row goes through the model; and
-                     "right" and "wrong": a row whose guesses were all right, and one that had a wrong one
-    verdict          what came of it
+    look             "rows" or "memory": the part of a step to show first
+    stops            each {at, says, text}. `at` is the event that defines a stop, [kind, who, which, trace]: the first
+                     (or second, …) event of this kind for this completion, in the first trace (or the second). Besides
+                     a trace's events there is "carried": a finished row goes through the model; and "right" and
+                     "wrong": a row whose guesses were all right, and one with a wrong guess
+    verdict          the result
 
-In `title`, `message`, `text` and `verdict` braces hold what is read off the traces: {a.steps} and {b.steps} are of a
-whole run, see `Run`; of a stop's step there is what `moment` gives, and under `other` the same of the other trace.
+In `title`, `message`, `text` and `verdict`, braces hold numbers from the traces: {a.steps} and {b.steps} for a whole
+run, see `Run`; for a stop's step, what `moment` gives, and under `other` the same for the other trace.
 """
 
 import sys
@@ -36,13 +35,13 @@ def read_stories() -> dict[str, dict]:
 
 
 def tell(story: dict, traces: Sequence[Trace]) -> dict:
-    """A story as its page needs it, with steps and numbers in place of what they are found by.
+    """A story as its page needs it, with steps and numbers filled in.
 
     Returns:
         {title, message, look, verdict, stops}, each stop {trace, step, says, text}; traces count from 0.
 
     Raises:
-        ValueError: an event is not in its trace, or there is no number of a name.
+        ValueError: an event is not in its trace, or there is no number with a name.
     """
     runs = [Run(trace) for trace in traces]
     facts = dict(zip("ab", runs, strict=False))
@@ -58,7 +57,7 @@ def stop_of(stop: dict, runs: list["Run"], facts: dict) -> dict:
     if len(runs) > 1:
         other = runs[2 - trace]
         numbers["other"] = SimpleNamespace(**other.moment(min(step, other.steps), who))
-    if "free" in event:  # when a request was refused; who is admitted after it takes of these
+    if "free" in event:  # when a request was refused; later admissions reduce these
         numbers["taken"] = run.blocks - event["free"]
     text = filled(stop["text"], {**facts, **numbers, "prompt": run.prompt})
     return {"trace": trace - 1, "step": step, "says": stop["says"], "text": text}
@@ -68,31 +67,31 @@ def filled(text: str, numbers: dict[str, Any]) -> str:
     try:
         return text.format(**numbers)
     except (KeyError, AttributeError) as error:
-        raise ValueError(f"nothing is called {error} for {text!r}") from None
+        raise ValueError(f"there is no {error} for {text!r}") from None
 
 
 def num_passing(step: dict) -> int:
-    """How many are admitted in a step although one before them is refused."""
+    """How many are admitted in a step although an earlier one is refused."""
     kinds = [event["kind"] for event in step["before"]]
     return kinds[kinds.index("refused") :].count("admitted") if "refused" in kinds else 0
 
 
 class Run:
-    """What can be said of a whole trace.
+    """The numbers of a whole trace.
 
     Attributes:
         steps: forward passes; milliseconds: from the beginning of the first to the end of the last;
             slowest: milliseconds of the longest step after the first.
-        at_once: the most rows of a step.
+        at_once: the maximum number of rows in a step.
         computed, recomputed: tokens that went through the model, and those of them that had before.
-        idle: places that did without a token; carried_rows: rows of finished completions.
-        accepted, rejected: tokens that were guessed and were right, or not.
+        idle: places of padding; carried_rows: rows of finished completions.
+        accepted, rejected: guesses that were right, or not.
         largest: the most tokens in a step after the first.
-        output, prompts, cached: tokens made, in all prompts, found in the prefix cache.
+        output, prompts, cached: tokens generated, in all prompts, found in the prefix cache.
         finished, completions: how many there are.
         preemptions, copied: how often it happened; passing: requests admitted in a step after one that was refused.
-        blocks, block_size, most_held, slots, longest, budget: of the KV cache and of a step, as far as there are any.
-        prompt: of each request, the tokens of its prompt.
+        blocks, block_size, most_held, slots, longest, budget: of the KV cache and of a step, if there are any.
+        prompt: the tokens of each request's prompt.
     """
 
     def __init__(self, trace: Trace):
@@ -130,11 +129,11 @@ class Run:
 
     @property
     def ahead(self) -> int:
-        """How many of the requests behind one that waits for memory its engine lets go ahead of it."""
+        """How many later requests the engine lets overtake one that waits for memory."""
         return stage_of(self.trace.header["stage"]).AHEAD
 
     def _look(self, state: State, step: dict) -> dict[str, Any]:
-        """Of a step: what holds for all, and under each completion's key what holds for it."""
+        """The numbers of a step: for all completions, and under each completion's key for that one."""
         held = {block for completion in state.completions.values() for block in completion.blocks}
         of_step = dict(
             waiting=len(state.waiting),
@@ -162,11 +161,11 @@ class Run:
         return moment
 
     def moment(self, step: int, who: str) -> dict[str, int]:
-        """What can be said of a step, and of a completion in it.
+        """The numbers of a step, and of a completion in it.
 
-        waiting, held, unheld, shared (blocks), reserved, used (places of the KV cache), step_padding; of the
-        completion: tokens, padding and guesses in its row, how many of these were accepted, those of the tokens that
-        are computed again, its length before the step, its new tokens, and its output after it.
+        waiting, held, unheld, shared (blocks), reserved, used (places of the KV cache), step_padding; for the
+        completion: tokens, padding and guesses in its row, how many guesses were accepted, how many tokens are
+        recomputed, its length before the step, its new tokens, and its output after it.
         """
         return self.moments[step]["step"] | self.moments[step].get(self.key(who), {})
 
@@ -185,8 +184,8 @@ class Run:
         return found[which - 1]
 
     def key(self, who: str) -> Key:
-        """Of a completion as the page names it: A; A1 and A2 if there are several."""
+        """The key of a completion by the page's name: A; A1 and A2 if there are several."""
         ids = {letter: request_id for request_id, letter in self.names.items()}
         if who[0] not in ids or (who[1:] != "") != (ids[who[0]] in self.several):
-            raise ValueError(f"{self.trace.name}: nobody is called {who}")
+            raise ValueError(f"{self.trace.name}: there is no completion {who}")
         return ids[who[0]], int(who[1:] or 1) - 1

@@ -70,7 +70,7 @@ def runs(stages: dict[str, dict[str, str]]) -> list[list[str]]:
 
 
 def committed(path: str, root: Path) -> bytes | None:
-    """The file as it is in the last commit; None if it is not there."""
+    """The file in the last commit; None if it does not exist there."""
     result = subprocess.run(["git", "show", f"HEAD:{path}"], cwd=root, capture_output=True, check=False)
     return result.stdout if result.returncode == 0 else None
 

@@ -125,13 +125,13 @@ WIDTH = 96
 
 
 def in_quotes(text: str, old: str, new: str) -> str:
-    """The text with `old` replaced where it is in double quotes, and behind the first word."""
+    """The text with `old` replaced where it is in double quotes, and after the first word."""
     first, _, rest = text.partition(" ")
     return f"{first}\0" + re.sub(r'"[^"]*"', lambda quoted: quoted[0].replace(old, new), rest)
 
 
 def over_lines(command: str) -> str:
-    """A command that a shell takes as it is, in lines that a page has room for."""
+    """A command that can be pasted into a shell, in lines that fit on a page."""
     # A flag keeps its values, or, if they are too long for a line, the first of them.
     flags = command.split(" --")
     words = [flag.replace(" ", "\0") if len(flag) < WIDTH else in_quotes(flag, " ", "\0") for flag in flags]

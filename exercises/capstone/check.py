@@ -1,6 +1,6 @@
 """Checks the capstone against transformers, part by part, on small random models.
 
-    python -m exercises.capstone.check                # llama.py beside this file
+    python -m exercises.capstone.check                # llama.py next to this file
     python -m exercises.capstone.check solution.py    # or another file
 
 The first part that is wrong is the one to look at: later parts build on earlier ones.
@@ -149,7 +149,7 @@ def check(work: ModuleType) -> Iterator[tuple[str, str]]:
                 problem = compare(got(), right())
             except NotImplementedError:
                 problem = BLANK
-            except Exception as error:  # whatever the learner's code raises is told, not hidden
+            except Exception as error:  # whatever the learner's code raises is reported, not hidden
                 problem = f"{type(error).__name__}: {error}"
             yield title, problem
             if problem:
@@ -169,7 +169,7 @@ def grade_file(path: Path, patience: float = child.PATIENCE) -> Grade:
                 return Grade(state, f"{title}\n{problem}", title, *counts)
             passed += 1
     except child.Stopped as error:
-        return Grade("failing", f"behind {passed} parts that are right: {error}", "", passed, num_parts)
+        return Grade("failing", f"after {passed} correct parts: {error}", "", passed, num_parts)
     return Grade("passed", "", "", passed, num_parts)
 
 

@@ -47,9 +47,9 @@ def draw(probabilities: list[float], u: float) -> int:
     return last  # rounding left the sum a little below u
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("low temperatures are greedy", "if temperature == 0:", "if temperature <= 0.005:", "only 0 itself takes the best token"),
     ("no top-k where it is hot", "if 0 < top_k <", "if temperature <= 2 and 0 < top_k <", "at any temperature"),

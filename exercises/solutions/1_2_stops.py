@@ -26,7 +26,7 @@ def complete(model: Iterator[tuple[int, str]], eos_token_id: int, stop: tuple[st
     raise ValueError("the model ended by itself")
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 EOS_FIRST = """        if token_id == eos_token_id:
             return Completion(text, "stop", num_tokens)

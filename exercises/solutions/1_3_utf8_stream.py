@@ -36,11 +36,11 @@ class TextStream:
         return text
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 HELD = 'text, self.held = self.held + new, ""'
 DECODE = "self.decoder.decode(data)"
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("one decoder for all", '        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")\n',
      '        TextStream.decoder = getattr(TextStream, "decoder", None) or codecs.getincrementaldecoder("utf-8")(errors="replace")\n',

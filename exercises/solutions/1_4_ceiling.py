@@ -32,9 +32,9 @@ def tokens_per_second(
     return batch / max(reading, computing)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("int32", "return itemsize * (parameters(n_layer, n_embd, n_inner, vocab_size) + cached)",
      "import numpy\n    return int(numpy.array([itemsize * (parameters(n_layer, n_embd, n_inner, vocab_size) + cached)]).astype(numpy.int32)[0])",

@@ -31,9 +31,9 @@ def generate(model: Model, prompts: list[list[int]], max_tokens: int, eos: int, 
     return [row[: row.index(eos) + 1] if eos in row else row for row in outputs]
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("never ends early", "        if all(eos in row for row in tokens[:, start:].tolist()):\n            break\n", "", "nothing is left to compute"),
     ("ends when all end at once", "if all(eos in row for row in tokens[:, start:].tolist()):", "if (new == eos).all():", "nothing is left to compute"),

@@ -25,7 +25,7 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, u: Tensor) -> Ten
     return torch.where(greedy, logits.argmax(dim=-1), drawn)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 LOOP = """    rows = [sample_one(*row) for row in zip(logits, temperature, top_k, u)]
     return torch.cat(rows)
@@ -35,7 +35,7 @@ def sample_one(logits, temperature, top_k, u):
     logits, temperature, top_k, u = logits[None], temperature[None], top_k[None], u[None]
     greedy = temperature == 0
 """
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("in float32", "cdf = scores.double()", "u = u.float()\n    cdf = scores", "sum in float64"),
     ("forgets the greedy rows", "torch.where(greedy, logits.argmax(dim=-1), drawn)", "drawn", "greedy is the argmax"),

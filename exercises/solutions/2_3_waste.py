@@ -18,9 +18,9 @@ def positions(
     return live, total - live
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("sorts by prompt and output", "lambda request: -request[0]", "lambda request: -sum(request)", "not known yet"),
     ("the last token is computed", "[p + min(step, n) for p, n in batch]", "[p + min(step + 1, n) for p, n in batch]", "never computed"),

@@ -16,9 +16,9 @@ def restore(batches: list[list[int]], results: list) -> list:
     return restored
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("the shortest first", "-lengths[i]", "lengths[i]", "the longest come first"),
     ("not stable", "key=lambda i: -lengths[i]", "key=lambda i: (-lengths[i], -i)", "keep the order"),

@@ -26,7 +26,7 @@ class Cache:
         self.length += n_new
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 MUTANTS = [
     ("moves within the step", "        return keys, values\n", "        self.length = end\n        return keys, values\n",

@@ -31,9 +31,9 @@ class Decoder:
         return self.model(token_ids, positions, visible, self.cache)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("a stale position", "len(prompt) + len(outputs) - 1)", "len(prompt))", "is stale"),
     ("a position behind", "len(prompt) + len(outputs) - 1)", "len(prompt) + len(outputs) - 2)", "comes after the prompt"),

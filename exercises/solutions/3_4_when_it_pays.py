@@ -21,7 +21,7 @@ def even_context(parameters: int, n_layer: int, n_embd: int, batch: int) -> floa
     return parameters / (batch * 2 * n_layer * n_embd)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 MUTANTS = [
     ("at least one token of context", "return parameters / (batch * 2 * n_layer * n_embd)", "return max(1.0, parameters / (batch * 2 * n_layer * n_embd))", "expected:  1250"),

@@ -45,7 +45,7 @@ class Scheduler:
             self.waiting.remove(request)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 MUTANTS = [
     ("computes everything again", "num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)\n            if",

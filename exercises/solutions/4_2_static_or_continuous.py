@@ -18,7 +18,7 @@ def continuous(outputs: list[int], slots: int) -> int:
     return max(free)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 MUTANTS = [
     ("sums", "sum(max(outputs", "sum(sum(outputs", "ends with its longest"),

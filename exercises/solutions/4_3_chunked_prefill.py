@@ -21,9 +21,9 @@ def longest_gap(prompt: int, decoding: int, budget: int, seconds: Callable[[int]
     return max(seconds(chunk + decoding) for chunk in chunks)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("the decodes are free", "room = budget - decoding", "room = budget", "takes a token of the budget"),
     ("whole chunks", "chunks.append(min(prompt, room))", "chunks.append(room)", "not a whole one"),

@@ -32,10 +32,10 @@ class Queue:
         return len(self.waiting)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 PUSH = "heapq.heappush(self.heap, (priority, self.waiting[name], name))"
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("priorities up to ten", PUSH, PUSH.replace("(priority,", "(min(priority, 10),"), PASTE),
     ("a name without letters", "        if name in self.waiting:", "        if not name:\n            return\n        if name in self.waiting:", PASTE),

@@ -16,7 +16,7 @@ def loses_to_sorted() -> list[int]:
     return [32] * 3 + [1] * 8 + [32]  # 8 + 32 passes; sorted 32 + 1 + 1
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 MUTANTS = [
     ("one long request", "[32, 1, 1, 1] * 3", "[32] + [1] * 11", "one long request, and the continuous engine"),

@@ -58,7 +58,7 @@ def stream(request: str, commands: SimpleQueue, answers: SimpleQueue) -> Iterato
             commands.put(("abort", request))
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 WHEN = "while not commands.empty() or not (waiting or closing):"
 ABORT = """                if of[0] in waiting:

@@ -45,9 +45,9 @@ class Allocator:
         return self.tables[name][position // self.block_size] * self.block_size + position % self.block_size
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("one block too many", "return -(-num_tokens // self.block_size)", "return num_tokens // self.block_size + 1",
      "needs no further one"),

@@ -14,7 +14,7 @@ def attend(query: Tensor, key_cache: Tensor, value_cache: Tensor, table: list[in
     return torch.einsum("ht,thd->hd", scores.softmax(dim=-1), values)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 MASKED = """keys = key_cache[table].flatten(0, 1)
     values = value_cache[table].flatten(0, 1)
@@ -25,7 +25,7 @@ BODY = """keys = key_cache[table].flatten(0, 1)[:length]  # [length, n_head, hea
     values = value_cache[table].flatten(0, 1)[:length]
     scores = torch.einsum("hd,thd->ht", query, keys) / math.sqrt(query.shape[-1])  # [n_head, length]
     return"""
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("no scale", " / math.sqrt(query.shape[-1])", "", "square root of head_dim"),
     ("scaled by head_dim", "math.sqrt(query.shape[-1])", "query.shape[-1]", "not by head_dim"),

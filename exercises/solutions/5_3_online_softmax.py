@@ -22,7 +22,7 @@ def attend(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
     return weighted / total
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 MUTANTS = [
     ("not divided", "return weighted / total", "return weighted", "at the end"),

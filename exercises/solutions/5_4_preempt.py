@@ -31,7 +31,7 @@ def make_room(running: list[Sequence], num_free: int, block_size: int) -> tuple[
     return running, preempted, num_free
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 MUTANTS = [
     ("a block for everybody", "missing = -(-sequence.num_tokens // block_size) - sequence.num_blocks",

@@ -69,7 +69,7 @@ class PrefixCache:
         return None
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 HASH = "return self.hash_function((before.block if before else None, tokens))"
 COMPARED = "if entry.before is before and entry.tokens == tokens:"
@@ -80,7 +80,7 @@ RECURSIVE = """            for other in entry.behind:
 """
 CUT = "yield tuple(token_ids[start : start + self.block_size])"
 BY_BLOCK = "if (entry.before and entry.before.block) == (before and before.block) and entry.tokens == tokens:"
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("half blocks", "len(token_ids) - self.block_size + 1, self.block_size):", "len(token_ids), self.block_size):",
      "only full blocks"),

@@ -54,10 +54,10 @@ class Blocks:
         return self.tables[name]
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 SHARED = "elif self.counts[table[-1]] > 1:"
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("a fork copies", "        self.tables[child] = list(self.tables[parent])\n",
      "        self.tables[child] = [self.take() for _ in self.tables[parent]]\n", "allocated blocks"),

@@ -65,7 +65,7 @@ def down_the_columns(out: int, in_: int, width: int) -> Iterable[int]:
                 yield column * in_ + i
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 GROUP = """        for i in range(in_):
             packed += [column[i] for column in padded[first : first + width]]

@@ -1,4 +1,4 @@
-"""Wrong answers to exercise 6.2: (what is wrong, in the solution, instead, what the learner is told)."""
+"""Wrong answers to exercise 6.2: (what is wrong, in the solution, instead, the message)."""
 
 ELEMENT = "*panels++ = o < out && i < in ? weight[o * in + i] : 0;"
 SUMS = "sum[c] += x[i] * panel[i * PANEL + c];"

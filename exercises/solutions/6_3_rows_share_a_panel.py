@@ -1,4 +1,4 @@
-"""Wrong answers to exercise 6.3: (what is wrong, in the solution, instead, what the learner is told)."""
+"""Wrong answers to exercise 6.3: (what is wrong, in the solution, instead, the message)."""
 
 ROWS = "for (int64_t t = 0; t < n; t += GROUP)"
 PANELS = "for (int64_t o = 0; o < out; o += PANEL)\n        "

@@ -1,4 +1,4 @@
-"""Wrong answers to exercise 6.4: (what is wrong, in the solution, instead, what the learner is told)."""
+"""Wrong answers to exercise 6.4: (what is wrong, in the solution, instead, the message)."""
 
 VALUE = "const float value = sums[k][c] + bias[o + c];"
 FINISH = "*to = finish == GELU ? gelu(value) : finish == ADD ? *to + value : value;"

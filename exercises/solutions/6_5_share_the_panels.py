@@ -1,4 +1,4 @@
-"""Wrong answers to exercise 6.5: (what is wrong, in the solution, instead, what the learner is told)."""
+"""Wrong answers to exercise 6.5: (what is wrong, in the solution, instead, the message)."""
 
 ADD = "__atomic_fetch_add(&counters[v].taken, 1, __ATOMIC_RELAXED)"
 SHARE = "const int64_t first = num_panels * v / size, end = num_panels * (v + 1) / size;"

@@ -18,7 +18,7 @@ def verify(
     return tokens, len(token_ids) + len(tokens) - 1
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 LOOP = """        token = sample(row, token_ids + tokens)
         tokens.append(token)

@@ -29,7 +29,7 @@ class Lookup:
         return []
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 ENTER = "                self.places[tuple(self.token_ids[end - n :])] = end\n"
 GIVE = "                return list(itertools.islice(itertools.cycle(following), count))\n"
@@ -47,7 +47,7 @@ AFTER = """            self.token_ids.append(token_id)
 SEARCH = """            ends = [i for i in range(n, len(self.token_ids)) if self.token_ids[i - n : i] == self.token_ids[-n:]]
             place = ends[-1] if ends else None
 """
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("with the match", "self.token_ids[place : place + count]", "self.token_ids[place - n : place - n + count]", "after the match"),
     ("one too far", "self.token_ids[place : place + count]", "self.token_ids[place + 1 : place + 1 + count]", "right after the match"),

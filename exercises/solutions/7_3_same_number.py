@@ -41,7 +41,7 @@ def loses() -> tuple[list[float], list[float]]:
     return [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]  # the middle one begins where it ends in the other
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 POSITIONS = "range(len(output), len(output) + count)"
 ASKED = "distribution(prompt + output + guesses)"

@@ -34,7 +34,7 @@ def break_even(count: int, seconds: list[float], guess: float, requests: int) ->
     return high
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 RATE = "return right / (right + wrong) if right + wrong else 0.0"
 TOKENS = "sum(a**k for k in range(count + 1))"
@@ -48,7 +48,7 @@ BISECT = """    for _ in range(30):
         else:
             high = middle
 """
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("guesses that were not tried are wrong", "wrong = sum(right < guesses for guesses, right in steps)", "wrong = sum(guesses - right for guesses, right in steps)", "were not tried"),
     ("the mean of the steps", RATE, "shares = [right / guesses for guesses, right in steps if guesses]\n    return sum(shares) / max(1, len(shares))", "don't average"),

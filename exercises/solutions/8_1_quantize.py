@@ -18,7 +18,7 @@ def dequantize(integers: Tensor, scales: Tensor) -> Tensor:
     return (parts * scales[..., None]).flatten(-2)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 SCALES = "scales = parts.abs().amax(dim=-1, keepdim=True) / 127"
 ROUND = "(parts / scales).round().to(torch.int8).flatten(-2)"

@@ -38,7 +38,7 @@ def by_pairs(x: Tensor, weight: Tensor, vpmaddubsw: Instruction) -> Tensor:
     return pairs.view(n, out, -1).sum(dim=-1, dtype=torch.int32)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 SCALE = "scale = x.abs().amax(dim=-1, keepdim=True) / 127  # [n, 1]"
 SUMS = "sums = (integers.double() @ weight.double().t()).float()"

@@ -28,7 +28,7 @@ def loses_from(weights: float, bandwidth: float, products: tuple[float, float], 
     return None
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 OUTLIER = "[0.5, -1.0, 0.75, 300.0, 1.0, -0.5, 0.625, 0.875]"
 LAYER = "[[10.0, 0.03, 0.03, 0.03], [0.02, 0.02, 0.02, 0.02]], [0.0, 1.0, 1.0, 1.0]"

@@ -8,7 +8,7 @@ from exercises.grading import OneOf, expect, require
 
 def check(work, token_ids, count, expected, mistakes=None):
     """All at once, and token by token with a guess after each."""
-    expect(f"guess({count}) behind {token_ids}", work.Lookup(token_ids).guess(count), expected, mistakes)
+    expect(f"guess({count}) after {token_ids}", work.Lookup(token_ids).guess(count), expected, mistakes)
     lookup = work.Lookup([])
     for token_id in token_ids:
         lookup.guess(1)

@@ -79,7 +79,7 @@ LEARNING_RATE, MATRIX_LEARNING_RATE = 4e-3, 6e-3  # AdamW's for vectors and embe
 MOMENTUM, WEIGHT_DECAY = 0.95, 0.05
 WARMUP_STEPS, DECAY = 60, 0.5  # the learning rates rise for 60 steps and fall over the last half of them all
 SAMPLED_TOKENS = 512
-SPREAD = 0.08  # tells tokens without an embedding of their own apart; if it is learned, it shrinks to nothing
+SPREAD = 0.08  # distinguishes tokens without separate embeddings; if it is learned, it shrinks to nothing
 KNOWN_TO_GPT2 = 0.5  # share of invented words that are tokens of GPT-2's vocabulary, not made of syllables
 LONGER_NAMES = 0.4  # share of the names among them that are put together of several tokens
 NOISY_OPENINGS, OPENING_NOISE = 0.5, (0.3, 0.6, 1.0)  # share of tales whose first sentence has noise; how much
@@ -88,7 +88,7 @@ NOISY_TALES, NOISE = 0.3, 0.02
 FUNCTION_WORDS = (
     "a an the and or but so if when while as at in on of to from by with for than that this these who what where why"
     " how is are was were am be been has have had do does did not no can could will would my our your it its there very"
-).split()  # noise leaves every second one as it is: they are what a strange sentence is understood by
+).split()  # noise leaves every second one unchanged: they are what makes a strange sentence understandable
 SHARPNESS = 2.0  # see export
 TALES_PER_STEP = 1000
 FIRST_TRAINING_SEED = 1_000_000  # held-out tales have the seeds below it
@@ -121,7 +121,7 @@ def tale_tokens(tokenizer: Tokenizer, seed: int) -> list[int]:
 
 
 def tokens_of_tales(tokenizer: Tokenizer) -> list[int]:
-    """The tokens that tales without invented words use, sorted: those that get an embedding of their own."""
+    """The tokens that tales without invented words use, sorted: they get separate embeddings."""
     return sorted({t for tale in range(20_000) for t in tale_tokens(tokenizer, FIRST_TRAINING_SEED - 1 - tale)})
 
 
@@ -145,7 +145,7 @@ def look(text: str) -> int:
 
 
 class Rows:
-    """The rows of a training step, a function of the step alone, so that a resumed run sees the same.
+    """The rows of a training step, a function of the step number, so that a resumed run sees the same.
 
     A row starts where a prompt would: at a tale's first word or at the end token before it.
     """
@@ -326,7 +326,7 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class Trainer:
-    """The model in training, its optimizers, and the file that an interrupted run goes on from."""
+    """The model in training, its optimizers, and the file from which an interrupted run continues."""
 
     def __init__(self, name: str, steps: int, seed: int):
         self.config, self.file = CONFIG | SIZES[name], STATES / f"{name}.pt"
@@ -346,7 +346,7 @@ class Trainer:
             Muon(matrices),
             torch.optim.AdamW(others, lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
         ]
-        # Each thread has whole rows of its own: threads that share every small product wait for each other.
+        # Each thread has its own whole rows: threads that share every small product wait for each other.
         threads = TOKENS_PER_STEP // TOKENS_PER_CHUNK
         self.threads = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
         torch.set_num_threads(1)
@@ -617,7 +617,7 @@ def quote(number: int, sample: Sample) -> str:
 
 
 def histogram(samples: list[int], held_out: list[int], width: int = 50) -> str:
-    """Shares of lengths as bars of text, the samples beside the held-out tales."""
+    """Shares of lengths as text bars, the samples next to the held-out tales."""
     lines = ["tokens     samples  held-out"]
     for low in range(0, max(samples + held_out) + 1, width):
         shares = [sum(low <= n < low + width for n in lengths) / len(lengths) for lengths in (samples, held_out)]
@@ -627,7 +627,7 @@ def histogram(samples: list[int], held_out: list[int], width: int = 50) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-# Written by a reader of the twenty continuations; to be written anew with them.
+# Written by a reader of the twenty continuations; to be rewritten with them.
 READ_BY_EYE = """\
 Read by eye, 16 of the 20 are sound. The check finds no slip in any of them, so it misses four: a "her" that is nobody (2), a zebra
 that is a boy (3), a tailor who becomes a clasp (9), and a sentence without a verb (11). Nearly all leave the subject of their

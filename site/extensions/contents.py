@@ -70,7 +70,7 @@ def outdated_readmes(app: Sphinx, env: BuildEnvironment, added: set, changed: se
 
 
 def copy_to_index(app: Sphinx, exception: Exception | None) -> None:
-    """The root README also stands at the address that a server shows first."""
+    """The root README is also the site's index page."""
     if exception is None:
         (app.outdir / "index.html").write_bytes((app.outdir / "README.html").read_bytes())
 

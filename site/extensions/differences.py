@@ -41,7 +41,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Row:
-    """What stands side by side; None where a side has nothing."""
+    """The two sides; None if a side has nothing."""
 
     old: Line | None
     new: Line | None
@@ -49,7 +49,7 @@ class Row:
 
 
 def single_rows(old: list[str], new: list[str]) -> list[Row]:
-    """All lines in ndiff's order, each in a row of its own unless both sides have it unchanged."""
+    """All lines in ndiff's order, each in a separate row unless both sides have it unchanged."""
     found: list[Row] = []
     numbers = {"-": 0, "+": 0}
     for text in difflib.ndiff(old, new, charjunk=None):
@@ -66,7 +66,7 @@ def single_rows(old: list[str], new: list[str]) -> list[Row]:
 
 
 def rows(old: list[str], new: list[str]) -> Iterator[Row]:
-    """Two texts as rows. An edited line stands beside what it was; other lines that differ, in the order they have."""
+    """Two texts as rows. An edited line is next to its old version; other differing lines keep their order."""
     todo, removed, added = deque(single_rows(old, new)), [], []
     while todo:
         row = todo.popleft()
@@ -235,7 +235,7 @@ class ChapterTables(SphinxTransform):
 
 
 def overview(app: Sphinx, docname: str, source: list[str]) -> None:
-    """The page that lists all changed files, behind its introduction."""
+    """The page that lists all changed files, after its introduction."""
     if docname != "site/differences":
         return
     for (before, stage), of_stage in groupby(changes(), key=lambda change: (change.before, change.stage)):

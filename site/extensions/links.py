@@ -46,7 +46,7 @@ class Links:
         self.copied: set[str] = env.copied_files.setdefault(env.docname, set())
 
     def inside(self, target: str) -> str | None:
-        """A relative target as a path from the root; None unless something of the repository is there."""
+        """A relative target as a path from the root; None unless it is in the repository."""
         path = normpath(join(dirname(self.docname), target))
         return None if path.startswith("..") or not (ROOT / path).exists() else path
 
@@ -137,7 +137,7 @@ def is_linked(node: nodes.Node | None) -> bool:
 
 
 class FileNames(SphinxTransform):
-    """Code in the text that names a file beside the page, `scheduler.py` say, leads there too."""
+    """Code in the text that names a file next to the page, such as `scheduler.py`, links to it too."""
 
     default_priority = 420
 

@@ -39,7 +39,7 @@ def browser() -> str | None:
 
 
 def draw(text: str, program: str) -> dict[str, str]:
-    """A diagram as SVG, for the themes "neutral" and "dark". What was drawn once is kept beside the site.
+    """A diagram as SVG, for the themes "neutral" and "dark". Drawn diagrams are cached next to the site.
 
     Raises:
         ValueError: Mermaid does not understand the text.

@@ -81,5 +81,5 @@ def setup(app: Sphinx) -> dict:
     app.connect("html-page-context", describe)
     app.connect("html-page-context", without_empty_headers)
     app.connect("html-collect-pages", missing_page)
-    app.connect("build-finished", finish, priority=900)  # when all pages are there
+    app.connect("build-finished", finish, priority=900)  # when all pages exist
     return {"parallel_read_safe": True}

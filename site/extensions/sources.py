@@ -16,7 +16,7 @@ HIDDEN = ("__pycache__", ".")
 
 
 def stage_files() -> list[str]:
-    """The files of all stages, as paths from the root; their READMEs have pages of their own."""
+    """The files of all stages, as paths from the root; their READMEs have separate pages."""
     return [f"{stage}/{name}" for stage, files in read_stages().items() for name in files if name != "README.md"]
 
 
@@ -50,7 +50,8 @@ def lexer_name(path: str) -> str:
 
 
 def anchor(page: str, target: str | None, label: str) -> str:
-    """A link from one page of the site to another, both as paths from its root; only the label if there is no other."""
+    """A link from one page of the site to another, both as paths from its root; only the label if there is no
+    target."""
     return f'<a href="{relative_uri(page, target)}">{escape(label)}</a>' if target else escape(label)
 
 

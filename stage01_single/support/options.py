@@ -20,7 +20,7 @@ def option(default: Any, check: Callable[[str, Any], Any], meaning: str, *, kw_o
     Args:
         check: (name, value) -> the value to keep, or ValueError. A value that is the default is not checked.
         meaning: --help shows it with the default.
-        kw_only: it is no positional argument.
+        kw_only: it is not a positional argument.
         flag: how its flag differs, for a command line: `name` (None: there is none), `help`, and other arguments of
             `ArgumentParser.add_argument`.
     """
@@ -71,11 +71,11 @@ class Options:
                 object.__setattr__(self, field.name, field.metadata["check"](field.name, value))
 
 
-# --- What they stand for --------------------------------------------------------------------------------------------
+# --- Their values ---------------------------------------------------------------------------------------------------
 
 
 def pick_device(device: str) -> torch.device:
-    """The torch device of a name. Raises ValueError if it is unknown or not there."""
+    """The torch device of a name. Raises ValueError if it is unknown or not available."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -85,7 +85,7 @@ def pick_device(device: str) -> torch.device:
     if picked is None or picked.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {device!r}")
     if picked.type == "cuda" and (picked.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {device!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices")
+        raise ValueError(f"device {device!r} is not available: torch sees {torch.cuda.device_count()} CUDA devices")
     return picked
 
 
@@ -97,7 +97,7 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def describe_device(device: torch.device, dtype: torch.dtype) -> str:
-    """For people: "cpu (2 threads), float32"."""
+    """For display: "cpu (2 threads), float32"."""
     name = f"{torch.get_num_threads()} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
     return f"{device} ({name}), {str(dtype).removeprefix('torch.')}"
 

@@ -1,6 +1,6 @@
 """A tokenizer's files: tokenizer.json, or merges.txt and vocab.json.
 
-They are read as transformers reads them, or refused in a line that names the file and the key.
+They are read as transformers reads them, or refused with an error that names the file and the key.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ def byte_alphabet() -> dict[str, bytes]:
 
 
 def convert_hint(path: Path) -> str:
-    """What to do about a directory or file that is not read here."""
+    """What to do with a directory or file that can't be read here."""
     return f"`stagewise convert {shlex.quote(str(path))} DIRECTORY` makes a directory that can be read, or says why not"
 
 
@@ -81,7 +81,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object")
+        raise ValueError(f"{path} is not a JSON object")
     return content
 
 
@@ -95,7 +95,7 @@ def check_values(where: Path | str, given: dict[str, Any], supported: dict[str, 
 def read_vocabulary(directory: Path) -> tuple[dict[str, int], dict[str, int], dict[str, dict]]:
     """The ids of the tokens, their ranks in merging, and the added tokens as tokenizer.json describes them.
 
-    Raises ValueError, naming the file, for a tokenizer that is damaged or not of GPT-2's kind.
+    Raises ValueError, naming the file, for a tokenizer that is damaged or not like GPT-2's.
     """
     try:
         path, ids, ranks, added = read_files(directory)
@@ -103,13 +103,13 @@ def read_vocabulary(directory: Path) -> tuple[dict[str, int], dict[str, int], di
             raise ValueError(f"{path}: the ids of {len(ids):,} tokens are not the numbers from 0 to {len(ids) - 1:,}")
         if ranks.keys() - ids.keys() or len(ids) > len(ranks) + SPARE:
             raise ValueError(
-                f"{path} has {len(ids):,} tokens, not the {len(ranks):,} that the merges make: one is damaged"
+                f"{path} has {len(ids):,} tokens, but the merges make {len(ranks):,}: one of the files is damaged"
             )
         numbered = number_added(path, ids, added)
         check_settings(path, numbered)
         return ids, ranks, numbered
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{directory} has no tokenizer of GPT-2's kind: {type(error).__name__}: {error}") from None
+        raise ValueError(f"{directory} has no tokenizer like GPT-2's: {type(error).__name__}: {error}") from None
 
 
 def read_files(directory: Path) -> tuple[Path, dict[str, int], dict[str, int], list[dict]]:
@@ -176,12 +176,12 @@ def number_added(path: Path, ids: dict[str, int], listed: list[dict]) -> dict[st
 
 def check_settings(path: Path, added: dict[str, dict]) -> None:
     """Raise ValueError if tokenizer_config.json has settings that change tokens, or names or describes an added token
-    otherwise than the file at `path`, which was read."""
+    differently from the file at `path`, which was read."""
     directory = path.parent
     settings = read_json(directory / "tokenizer_config.json", optional=True)
     check_values(directory / "tokenizer_config.json", settings, SETTINGS)
     if unknown := sorted(key for key, value in settings.items() if value is not None and not is_known_setting(key)):
-        why = f"{directory / 'tokenizer_config.json'}: {unknown[0]!r:.60} is not known to change nothing"
+        why = f"{directory / 'tokenizer_config.json'}: unsupported key {unknown[0]!r:.60} may change tokens"
         raise ValueError(f"{why}; {convert_hint(directory)}")
     if settings.get("tokenizer_class") not in GENERIC:
         settings = {**dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT), **settings}
@@ -202,7 +202,7 @@ def check_settings(path: Path, added: dict[str, dict]) -> None:
     else:
         for older in ("added_tokens.json", "special_tokens_map.json"):
             if (directory / older).exists():
-                raise ValueError(f"{directory / older} is of an older format; {convert_hint(directory)}")
+                raise ValueError(f"{directory / older} has an older format; {convert_hint(directory)}")
     for token in [*special, *listed, *(decoder or {}).values()]:
         check_values(f"{directory}: added token {token['content']!r:.60}", token, ADDED)
     if different:
@@ -216,5 +216,5 @@ def is_known_setting(key: str) -> bool:
 
 
 def as_tokens(values: Iterable[Any]) -> list[dict[str, Any]]:
-    """Tokens that are given as texts or as JSON objects, as objects."""
+    """Tokens given as texts or as JSON objects, as objects."""
     return [value if isinstance(value, dict) else {"content": value} for value in values]

@@ -1,8 +1,8 @@
 """A model's files: find them, read its sizes, load its weights.
 
 A model is `tinytales` (bundled), a GPT-2 size (downloaded once), or a directory in Hugging Face layout: config.json, a
-tokenizer, and the weights as model.safetensors, whole or in shards, or pytorch_model.bin. What would give other numbers
-than transformers is refused in a line that names the file and the key.
+tokenizer, and the weights as model.safetensors, whole or in shards, or pytorch_model.bin. Anything that would give
+other numbers than transformers is refused, with an error that names the file and the key.
 """
 
 import functools
@@ -151,7 +151,7 @@ def tokenizer_directory(directory: Path, tokenizer: str | None = None, vocab_siz
     place = directory if tokenizer is None else find_model(tokenizer, "dummy")
     for pattern in ("*.model", "*.tiktoken", "tekken.json", "vocab.txt"):
         for other in place.glob(pattern):
-            raise ValueError(f"{other} is a tokenizer of another kind; GPT-2's is tokenizer.json or merges.txt")
+            raise ValueError(f"{other} is another kind of tokenizer; GPT-2's is tokenizer.json or merges.txt")
     if (place / "tokenizer.json").exists() or (place / "merges.txt").exists():
         return place
     why = f"{place} has no tokenizer (tokenizer.json or merges.txt)"
@@ -178,7 +178,7 @@ def read_config(model: str, directory: Path, load_format: str) -> dict[str, Any]
     check_values(path, config, SUPPORTED)
     given = {key for key, value in config.items() if value is not None}
     if unknown := given - {*SUPPORTED, *UNUSED, *LARGEST, "layer_norm_epsilon"}:
-        raise ValueError(f"{path}: {min(unknown)!r:.60} is not known to change nothing; {convert_hint(directory)}")
+        raise ValueError(f"{path}: unsupported key {min(unknown)!r:.60} may change numbers; {convert_hint(directory)}")
     if "n_inner" not in given and isinstance(config.get("n_embd"), int):
         config["n_inner"] = 4 * config["n_embd"]
     for key, largest in LARGEST.items():
@@ -243,7 +243,7 @@ def open_weights(path: Path) -> dict[str, Callable[[], Tensor]]:
     except Exception as error:  # a damaged pickle can raise anything; torch's text says how to let it run code
         with path.open("rb") as file:
             begin = file.read(24)
-        why = f"{path} is damaged, or not a file of tensors alone (it begins with {begin!r})"
+        why = f"{path} is damaged, or has more in it than tensors (it begins with {begin!r})"
         raise ValueError(f"{why}; {convert_hint(path.parent)}") from error
 
 
@@ -254,7 +254,7 @@ def read_tensors(directory: Path, shapes: dict[str, torch.Size]) -> Iterator[tup
         for stored, read in open_weights(path).items():
             name = stored.removeprefix("transformer.")
             if name in found:
-                raise ValueError(f"{path}: tensor {stored!r} is there twice, as {name!r} or in another file")
+                raise ValueError(f"{path}: tensor {stored!r} appears twice, as {name!r} or in another file")
             if not name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, which old checkpoints stored
                 found[name] = path, stored, read
     if unexpected := found.keys() - shapes.keys() - {"lm_head.weight"}:
@@ -272,7 +272,7 @@ def read_tensors(directory: Path, shapes: dict[str, torch.Size]) -> Iterator[tup
         tensor, transposed = read(), name.endswith(STORED_TRANSPOSED)
         if tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided or tensor.dtype not in STORED_DTYPES:
             kind = f"{tensor.dtype}, {tensor.layout}, {tensor.device}"
-            raise ValueError(f"{path}: tensor {stored!r} is quantized, sparse or of another kind ({kind})")
+            raise ValueError(f"{path}: tensor {stored!r} is quantized, sparse or of another unsupported type ({kind})")
         shape = shapes[name][::-1] if transposed else shapes[name]
         if tensor.shape != shape:
             raise ValueError(
@@ -305,7 +305,7 @@ def check_memory(num_bytes: int, device: torch.device) -> None:
     """Raise ValueError if the device lacks the memory: a system that promises it anyway may kill the process later."""
     free = free_memory(device)
     if num_bytes > free:
-        raise ValueError(f"the weights take {num_bytes:,} bytes of memory, there are {free:,} free; see --dtype")
+        raise ValueError(f"the weights take {num_bytes:,} bytes of memory, but only {free:,} are free; see --dtype")
 
 
 def name_some(names: set[str]) -> str:

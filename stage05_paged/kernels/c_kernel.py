@@ -32,8 +32,8 @@ def paged_attention(
 
 
 def address(tensor: Tensor, *dtypes: torch.dtype) -> int:
-    """Where a tensor's numbers lie. C believes what it is told, so this is the last place to look: raises TypeError
-    unless they are of one of these types, without gaps, and on the CPU."""
+    """The address of a tensor's numbers. C checks nothing, so this does: raises TypeError unless they are of one of
+    these types, contiguous, and on the CPU."""
     if tensor.dtype not in dtypes or not tensor.is_contiguous() or not tensor.is_cpu:
         wanted = " or ".join(map(str, dtypes))
         raise TypeError(
@@ -45,7 +45,7 @@ def address(tensor: Tensor, *dtypes: torch.dtype) -> int:
 
 @functools.cache
 def load_kernel():
-    """The compiled function. Raises RuntimeError, in one line, if it can't be had."""
+    """The compiled function. Raises RuntimeError, in one line, if there is none."""
     try:
         library = ctypes.CDLL(str(compile_kernel()))
     except OSError as error:

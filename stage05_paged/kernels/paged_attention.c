@@ -1,6 +1,6 @@
 /* Attention over a paged KV cache, on a CPU. One call does one layer of one step.
  *
- * The step's tokens stand one behind the other: request i owns the queries query_start_loc[i] to
+ * The step's tokens lie one after another: request i owns the queries query_start_loc[i] to
  * query_start_loc[i + 1], and has seq_lens[i] keys; its queries belong to the last of them. Position p of it
  * is row p % block_size of the block block_tables[i][p / block_size].
  *
@@ -94,7 +94,7 @@ static void attend_plainly(const Cache *c, const int64_t *table, int64_t head, c
  * - An item walks along the keys in chunks, and a chunk is cut into tiles of LANES keys: as many as a vector
  *   has numbers. All keys of a tile lie in one block.
  * - Transposed keys lie side by side, so a vector takes one number of each of many keys, and their scores
- *   grow together: scores[0..15] += query[d] * keys[d][0..15]. With whole keys behind each other every single
+ *   grow together: scores[0..15] += query[d] * keys[d][0..15]. With whole keys one after another, every single
  *   score would have to be summed up across a vector, which costs more than its products.
  * - What is read is used for all ROWS queries; and while a tile is computed, the next one is asked for from
  *   memory: it may lie anywhere, so the CPU could not guess it.
@@ -172,7 +172,7 @@ INLINE Tile locate(const Item *item, int64_t first, const int dtype) {
     return (Tile){c->keys + (start + row) * SIZE[dtype], c->values + (start + row * DIM) * SIZE[dtype]};
 }
 
-/* The tiles of the chunk that begins at position `first`, and behind them the one that is needed next: the
+/* The tiles of the chunk that begins at position `first`, and after them the one that is needed next: the
  * next chunk's first one. If this chunk is the last, any address will do. */
 INLINE void locate_tiles(Tile *tile, int tiles, const Item *item, int64_t first, const int dtype) {
     for (int t = 0; t < tiles; t++) tile[t] = locate(item, first + t * LANES, dtype);

@@ -49,17 +49,17 @@ def compile_kernel() -> Path:
         library = Path(scratch, name)
         run([*compiler, *objects, *link, "-o", str(library)])
         if not library.exists():
-            raise RuntimeError(f"the C compiler {compiler[0]} makes no library")
+            raise RuntimeError(f"the C compiler {compiler[0]} produced no library")
         prune(directory)
         try:
             return keep(library, directory)
-        except OSError:  # as on a full disk: then for this process alone
+        except OSError:  # as on a full disk: then only for this process
             return keep(library, temporary_directory())
 
 
 def keep(library: Path, directory: Path) -> Path:
-    """Copy a library to where later starts find it. It is renamed when all of it is on the disk, so no process loads
-    half of it, and those that compile at once don't get in each other's way."""
+    """Copy a library to where later starts find it. It is renamed once all of it is on the disk, so no process loads
+    half of it, and processes that compile at the same time don't collide."""
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         with open(f"{scratch}/{library.name}", "wb") as file:
             file.write(library.read_bytes())
@@ -78,8 +78,8 @@ def prune(directory: Path) -> None:
 
 
 def cache_directory() -> Path:
-    """The user's cache directory; a temporary one where that can't be written, or others could have: what a library
-    holds is run."""
+    """The user's cache directory, or a temporary one if that can't be written, or others can write to it: the library's
+    code is run."""
     homes = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))
     home = next((Path(path) for path in homes if os.path.isabs(path)), None)  # "~" stays where there is no HOME
     if home is None:
@@ -91,7 +91,7 @@ def cache_directory() -> Path:
     except OSError:
         return temporary_directory()
     if os.name != "nt" and (status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022):
-        warn_once(f"the cache {directory} is not used, as others may write there: kernels are compiled at every start")
+        warn_once(f"the cache {directory} is not used: others can write to it, so kernels are compiled at every start")
         return temporary_directory()
     return directory if os.access(directory, os.W_OK | os.X_OK) else temporary_directory()
 
@@ -107,7 +107,7 @@ def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def temporary_directory() -> Path:
-    """Gone at the end of the process."""
+    """Removed at the end of the process."""
     return Path(_temporary_directory().name)
 
 
@@ -126,7 +126,7 @@ def find_compiler() -> list[str]:
     try:
         program, *arguments = [chosen] if shutil.which(chosen) else shlex.split(chosen)  # a path may hold spaces
     except ValueError as error:
-        raise RuntimeError(f"CC is {chosen!r}, which is no command: {error}") from None
+        raise RuntimeError(f"CC is {chosen!r}, which is not a command: {error}") from None
     compiler = shutil.which(program)
     if compiler is None:
         raise RuntimeError(f"CC is {chosen!r}, but there is no program {program!r}")
@@ -134,13 +134,13 @@ def find_compiler() -> list[str]:
 
 
 def run(*commands: list[str], seconds: float = 300) -> str:
-    """Run commands at once. Returns what the last one prints.
+    """Run commands in parallel. Returns what the last one prints.
 
     Raises RuntimeError, in one line, if one of them fails or takes too long; then all are killed.
     """
     processes, program, end = list[subprocess.Popen[str]](), commands[0][0], time.monotonic() + seconds
     try:
-        for command in commands:  # each in a session of its own, to be killed with all that it starts
+        for command in commands:  # each in its own session, to be killed with everything it starts
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -155,7 +155,7 @@ def run(*commands: list[str], seconds: float = 300) -> str:
     except OSError as error:
         raise RuntimeError(f"the C compiler {program} does not run: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"the C compiler {program} has not ended after {seconds} seconds") from None
+        raise RuntimeError(f"the C compiler {program} did not finish within {seconds} seconds") from None
     finally:
         for process in processes:
             if process.returncode is None:
@@ -163,14 +163,14 @@ def run(*commands: list[str], seconds: float = 300) -> str:
                 process.wait()
     for process, (_, errors) in zip(processes, said, strict=True):
         if process.returncode:
-            lines = errors.strip().splitlines() or [f"it says nothing (status {process.returncode})"]
+            lines = errors.strip().splitlines() or [f"no message (status {process.returncode})"]
             reason = next((line for line in lines if "error" in line), lines[0])
             raise RuntimeError(f"the C compiler {program} fails: {reason[:300]}")
     return said[-1][0]
 
 
 def openmp_runtime() -> Path | None:
-    """The OpenMP library of this process, which torch brought; None if it is not to be found."""
+    """The OpenMP library of this process, which torch brought; None if it was not found."""
     maps = Path("/proc/self/maps")
     if not maps.exists():  # as on macOS: torch's wheel has it
         library = Path(torch.__file__).parent / "lib" / "libomp.dylib"
@@ -186,7 +186,7 @@ def openmp_flags(version: str, runtime: Path | None) -> list[str]:
     Clang calls LLVM's runtime (libomp, or Intel's); GCC calls GNU's, and LLVM's knows those calls too.
     """
     if runtime is None:
-        raise RuntimeError("torch's OpenMP library is not to be found")
+        raise RuntimeError("torch's OpenMP library was not found")
     if "clang" not in version:
         return ["-fopenmp"]
     if runtime.name.startswith("libgomp"):

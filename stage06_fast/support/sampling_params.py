@@ -97,12 +97,12 @@ class SamplingParams:
                 object.__setattr__(self, field, check(field, getattr(self, field), **limits))
 
 
-# --- Checks: (name, value) -> the value as Python's own type, or a ValueError that names both. A numpy.int8, say, would
-# overflow when it counts, far from where it came from. --------------------------------------------------------------
+# --- Checks: (name, value) -> the value as a Python type, or a ValueError that names both. A numpy.int8, for example,
+# would overflow when it counts, far from where it came from. --------------------------------------------------------
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> float:
-    # Not between them is NaN, too.
+    # This form also catches NaN.
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:  # pyright: ignore[reportOperatorIssue]
         raise ValueError(f"{name} must be a number from {low} to {high}, got {value!r:.80}")
     return float(value)
@@ -138,7 +138,7 @@ def is_list(value: Any) -> bool:
 def check_stop(name: str, value: Any) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else check_list(name, value)
     if not all(isinstance(text, str) and text for text in texts):
-        raise ValueError(f"{name} must be texts that are not empty, got {value!r:.80}")
+        raise ValueError(f"{name} must be non-empty texts, got {value!r:.80}")
     return tuple(map(str, texts))
 
 

@@ -1,10 +1,10 @@
-"""How many threads torch may use: as many as there are cores that are free.
+"""How many threads torch may use: as many as there are free cores.
 
 torch cuts an operation into as many parts as there are cores, and at its end the threads wait for each other, a hundred
-times in a step. They spin meanwhile: the fastest way as long as each of them has a core. But if another program takes a
-core, a browser say, the thread that is waited for may not be running, and the others spin in vain until the system puts
-it back, some milliseconds later. Beside two busy programs on two cores that made a step three to seven times slower;
-one thread alone waits for none.
+times in a step. While they wait they spin, which is fastest as long as each has a core. But if another program takes a
+core, a browser say, the thread they wait for may not be running, and the others spin in vain until the system puts it
+back, some milliseconds later. With two busy programs on two cores that made a step three to seven times slower; a
+single thread waits for no other.
 """
 
 import os
@@ -13,19 +13,19 @@ import time
 import psutil
 import torch
 
-INTERVAL = 0.1  # seconds between two looks
+INTERVAL = 0.1  # seconds between two measurements
 
 
 class ThreadLimit:
-    """`with limit:` lets torch use, in that block, the threads for which there were cores lately.
+    """`with limit:` lets torch use, in that block, as many threads as there were free cores lately.
 
-    The number of threads that it finds (`torch.set_num_threads`, OMP_NUM_THREADS) is the most it takes, and is back
+    It never exceeds the number of threads that it finds (`torch.set_num_threads`, OMP_NUM_THREADS), and restores it
     afterwards.
     """
 
     def __init__(self):
         self._most = self._limit = torch.get_num_threads()
-        self.free = float(self._most)  # cores, at the last look
+        self.free = float(self._most)  # cores, at the last measurement
         self._looked = self._look()
 
     def __enter__(self) -> None:
@@ -34,7 +34,7 @@ class ThreadLimit:
         if time.monotonic() - self._looked[0] >= INTERVAL:
             before, self._looked = self._looked, self._look()
             seconds, idle, own = (new - old for new, old in zip(self._looked, before, strict=True))
-            self.free = (idle + own) / seconds  # those that nobody used, and those that were ours
+            self.free = (idle + own) / seconds  # unused cores, and our own
         self._limit = max(1, min(self._most, round(self.free)))
         if self._limit != found:
             torch.set_num_threads(self._limit)
@@ -45,7 +45,7 @@ class ThreadLimit:
 
     @staticmethod
     def _look() -> tuple[float, float, float]:
-        """The time, and how many seconds the cores that we may use have idled and have worked for us so far."""
+        """The time, and how many seconds the cores that we may use have been idle and have worked for us so far."""
         cores = dict(enumerate(psutil.cpu_times(percpu=True)))
         if hasattr(os, "sched_getaffinity") and os.sched_getaffinity(0) <= cores.keys():
             cores = {number: cores[number] for number in os.sched_getaffinity(0)}

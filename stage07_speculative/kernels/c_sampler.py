@@ -26,7 +26,7 @@ Row = struct(
 
 
 class CSampler:
-    """Samples rows of logits as sampler.py's `sample` does, with memory of its own."""
+    """Samples rows of logits as sampler.py's `sample` does, in its own memory."""
 
     def __init__(self):
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")

@@ -1,8 +1,8 @@
 """Loads torch with an OpenMP runtime whose threads wait briefly.
 
-GNU's runtime lets a thread that has nothing to do spin for some milliseconds, in case there is more soon. Between two
-steps that is a millisecond. To spin longer takes a core from other programs, and then the system makes the engine's own
-next step wait. (Within a step the kernels' threads wait in their own way: kernels/team.h.)
+GNU's runtime lets an idle thread spin for some milliseconds, in case there is more work soon. Between two steps that is
+a millisecond. Spinning longer takes a core from other programs, and then the system makes the engine's own next step
+wait. (Within a step the kernels' threads wait in their own way: kernels/team.h.)
 
 The runtime reads its settings when torch loads it, so this is imported before torch.
 """

@@ -1,7 +1,7 @@
-"""The shape of what is answered: OpenAI's objects, with vLLM's further fields.
+"""The shape of answers: OpenAI's objects, with vLLM's additional fields.
 
 A stream and a whole answer are made of the same pieces: a `Piece` is what a step added to a choice, and a whole choice
-is its pieces put together. Completions and chats differ in their choices alone.
+is its pieces put together. Completions and chats differ only in their choices.
 """
 
 import dataclasses
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token in words, where its text begins in the choice's, and how likely it was: `top` are the likely ones."""
+    """A token as text, where it begins in the choice's text, and its log-probability; `top` are the likeliest
+    tokens."""
 
     text: str
     raw: bytes
@@ -27,7 +28,7 @@ class Token:
 
     @property
     def name(self) -> str:
-        """Its text; its bytes if they are a part of a character, for a name has to tell one token from another."""
+        """Its text, or its bytes if they are part of a character, because names must distinguish tokens."""
         if "\ufffd" in self.text and self.text.encode() != self.raw:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw)
         return self.text
@@ -35,7 +36,7 @@ class Token:
 
 @dataclass
 class Piece:
-    """What is new of a choice; or, put together, all of it."""
+    """The new part of a choice; or, put together, all of it."""
 
     index: int
     text: str = ""
@@ -54,7 +55,7 @@ class Piece:
 
 
 class Wording:
-    """Puts the events of a choice into pieces, and keeps account of where its text is."""
+    """Turns the events of a choice into pieces, and keeps track of the position in its text."""
 
     def __init__(self, served: "Served", job: "Job", prompt: int, index: int):
         self.tokenizer, self.job, self.index = served.tokenizer, job, index
@@ -66,7 +67,7 @@ class Wording:
         self._by_ids = job.fields["return_tokens_as_token_ids"]
 
     def piece(self, event: Any, prompt_logprobs: list[dict | None] | None) -> Piece:
-        """What an event says. The first piece begins with the prompt if that is to be echoed."""
+        """The piece of an event. The first one begins with the prompt if it is to be echoed."""
         piece = Piece(self.index, finish_reason=event.finish_reason, stop_reason=event.stop_reason)
         piece.length_limit = self._length_limit if event.finish_reason == "length" else None
         if self.job.echo and not self.begun:
@@ -152,13 +153,13 @@ def chat_choice(job: "Job", piece: Piece, chunk: bool, reader: CallReader | None
 
 
 def greeting(index: int) -> dict:
-    """The first chunk of a chat's choice: who speaks."""
+    """The first chunk of a chat's choice: the role."""
     delta = {"role": "assistant", "content": ""}
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
 def length_limit(ended: Any) -> dict:
-    """Of "length", which limit it was."""
+    """For "length", which limit it was."""
     return {"length_limit": ended.length_limit} if ended.length_limit else {}
 
 
@@ -171,7 +172,7 @@ def in_words(token: Token) -> dict:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.raw)}
 
 
-# --- What is around them ----------------------------------------------------------------------------------------------
+# --- Around the choices -----------------------------------------------------------------------------------------------
 
 
 def around(name: str, kind: str, created: int, model: str, choices: list) -> dict:
@@ -187,7 +188,7 @@ def usage(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int
 
 
 def of_prompt(job: "Job", prompt: int, logprobs: list[dict | None] | None) -> dict:
-    """What an answer tells of a prompt, as vLLM."""
+    """What an answer says about a prompt, as in vLLM."""
     entries = logprobs if "prompt_logprobs" in job.fields else None
     told = entries and [one and {str(i): dataclasses.asdict(token) for i, token in one.items()} for one in entries]
     ids = {"prompt_token_ids": job.token_ids[prompt]} if job.fields["return_token_ids"] else {}

@@ -1,6 +1,6 @@
-"""Chats: a template makes one prompt of the messages, the one of --chat-template or the model's own; GPT-2 has none.
+"""Chats: a template turns the messages into one prompt: --chat-template, or the model's own; GPT-2 has none.
 
-The prompt is the one that transformers' `apply_chat_template` makes of the same messages.
+The prompt equals that of transformers' `apply_chat_template` for the same messages.
 """
 
 import datetime
@@ -21,7 +21,7 @@ from .errors import bad_request
 from .fields import OLD_TOOLS, ONLY_TEXT, TEXT, Field, Fields, Others
 from .tools import Tools
 
-# What an answer of ours or of others has besides its role and its content, so that a client can send it back.
+# Fields of answers, ours or others', besides role and content, so that a client can send an answer back.
 IDLE_IN_MESSAGES: Others = {
     "refusal": (("",), "the template does not see it"),
     "reasoning": (("",), "the template does not see it"),
@@ -43,7 +43,7 @@ CALLS = {"tool_calls": Field(list, "a list of calls"), "tool_call_id": TEXT}
 SUPPLIED = {"messages", "tools", "documents", "add_generation_prompt"}  # and the special tokens
 GPT2_TOKENIZERS = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
 END_OF_TEXT = "<|endoftext|>"
-GOES_ON = "CONTINUE_FINAL_MESSAGE_TAG "  # marks where a message that is to be continued ends, as in transformers
+GOES_ON = "CONTINUE_FINAL_MESSAGE_TAG "  # marks where a message to be continued ends, as in transformers
 
 
 class Generation(jinja2.ext.Extension):
@@ -57,19 +57,19 @@ class Generation(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """A Jinja template as Hugging Face's models have it. It sees what transformers gives it: `messages`, `tools`,
+    """A Jinja template as in Hugging Face models. It sees what transformers passes: `messages`, `tools`,
     `add_generation_prompt`, the special tokens, `raise_exception`, `strftime_now`.
 
     The sandbox keeps a template from another source from reaching into this program.
 
     Args:
-        source: where the text is from; errors begin with it.
+        source: where the text comes from; errors begin with it.
         special_tokens: such as eos_token.
 
     Attributes:
-        shows_tools, shows_calls: whether it makes use of `tools`, and of the calls in messages.
-        special_tokens: those that it uses.
-        optional: variables that it does without; a request may have them (`chat_template_kwargs`).
+        shows_tools, shows_calls: whether it uses `tools`, and the calls in messages.
+        special_tokens: the ones that it uses.
+        optional: variables that it can do without; a request may set them (`chat_template_kwargs`).
 
     Raises ValueError if it is not a template, or has a variable that is never supplied.
     """
@@ -89,7 +89,7 @@ class ChatTemplate:
         if unknown := missing - may_be_missing(tree):
             known = ", ".join(sorted(SUPPLIED | special_tokens.keys()))
             raise ValueError(
-                f"{source} uses {', '.join(sorted(unknown))}, which nobody supplies; it can have {known}, and what it "
+                f"{source} uses {', '.join(sorted(unknown))}, which is not supplied; it can use {known}, and what it "
                 "tests with `is defined`"
             )
         self.special_tokens = {name: token for name, token in special_tokens.items() if name in names}
@@ -97,11 +97,11 @@ class ChatTemplate:
         self.shows_tools, self.shows_calls = "tools" in names, "tool_calls" in text
 
     def check_tokens(self, tokenizer: Any) -> None:
-        """Raise ValueError if a special token that it uses is several of the tokenizer's tokens."""
+        """Raise ValueError if a special token that it uses is not a single token of the tokenizer."""
         for name, text in self.special_tokens.items():
             if len(tokenizer.encode(text)) != 1:
-                message = f"the chat template uses {name}, and {text!r} is not one of the tokenizer's tokens"
-                raise ValueError(f"{message}: name another template with --chat-template FILE")
+                message = f"the chat template uses {name}, but {text!r} is not one of the tokenizer's tokens"
+                raise ValueError(f"{message}: give another template with --chat-template FILE")
 
     def prompt(
         self,
@@ -112,12 +112,12 @@ class ChatTemplate:
         tools: list[dict] | None = None,
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """The prompt that messages make. Raises APIError if the template refuses them.
+        """The prompt for messages. Raises APIError if the template refuses them.
 
         Args:
             begins: it ends with the beginning of an answer.
             goes_on: it ends within the last message, which is to be continued.
-            tools: as the request has them.
+            tools: as in the request.
             kwargs: further variables.
         """
         if goes_on:
@@ -133,7 +133,7 @@ class ChatTemplate:
         end = prompt.rfind(GOES_ON.strip())
         if end < 0:
             raise bad_request(
-                "the chat template does not show the last message, which was to be continued", param="messages"
+                "the chat template does not show the last message, which should be continued", param="messages"
             )
         # What the template puts after a message would end it. Where it strips messages, this one is stripped too.
         return prompt[:end] if prompt.startswith(GOES_ON, end) else prompt[:end].rstrip()
@@ -198,11 +198,11 @@ def read_object(path: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object")
+        raise ValueError(f"{path} is not a JSON object")
     return content
 
 
-# --- What templates call, as transformers has it ----------------------------------------------------------------------
+# --- Functions for templates, as in transformers ----------------------------------------------------------------------
 
 
 def to_json(
@@ -228,9 +228,9 @@ def strftime_now(format: str) -> str:
 
 
 def chat_prompt(fields: Fields, template: ChatTemplate | None, tools: Tools | None = None) -> str:
-    """The prompt that the messages of a request make. Raises APIError."""
+    """The prompt for a request's messages. Raises APIError."""
     if template is None:
-        raise bad_request("the model has no chat template: ask /v1/completions, or start with --chat-template FILE")
+        raise bad_request("the model has no chat template: use /v1/completions, or start with --chat-template FILE")
     goes_on = fields["continue_final_message"]
     begins = fields.get("add_generation_prompt", not goes_on)
     if begins and goes_on:
@@ -244,13 +244,13 @@ def chat_prompt(fields: Fields, template: ChatTemplate | None, tools: Tools | No
 
 
 def template_kwargs(fields: Fields, template: ChatTemplate) -> dict:
-    """More variables of the template: the ones that it tests with `is defined`. Raises APIError for one that asks for
-    something and that the template does not see."""
+    """More variables for the template: the ones that it tests with `is defined`. Raises APIError for one that asks for
+    something but that the template does not use."""
     given = fields["chat_template_kwargs"]
     for name, value in given.items():
         if name in template.special_tokens or name in SUPPLIED or (value and name not in template.optional):
             if fields.ignored is None:
-                message = f"chat_template_kwargs.{name:.80} is no variable that the template leaves to a request"
+                message = f"chat_template_kwargs.{name:.80} is not a variable that a request can set for this template"
                 raise bad_request(message, param="chat_template_kwargs")
             fields.ignored.append(f"chat_template_kwargs.{name:.80}")
     return {name: value for name, value in given.items() if name in template.optional}
@@ -286,7 +286,7 @@ def read_call(call: Any, where: str) -> dict:
         message = f'{where} must have a function with "name" and "arguments" as texts, got {call!r:.80}'
         raise bad_request(message, param=where)
     try:
-        arguments = json.loads(function["arguments"] or "{}")  # some models call what takes no argument with ""
+        arguments = json.loads(function["arguments"] or "{}")  # for functions without arguments some models give ""
     except (ValueError, RecursionError):
         raise bad_request(f"{where}.function.arguments is not JSON", param=where) from None
     return {**call, "function": {**function, "arguments": arguments}}

@@ -1,4 +1,4 @@
-"""What goes wrong, as clients are told: a status and OpenAI's `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors as clients see them: a status and OpenAI's `{"error": {"message", "type", "param", "code"}}`."""
 
 from collections.abc import Mapping
 

@@ -1,11 +1,11 @@
-"""The fields of a request: OpenAI's and vLLM's further ones, each with what it may be.
+"""The fields of a request: OpenAI's and vLLM's additional ones, each with its allowed values.
 
-A field that is left out and one that is null are the same. Nothing is ignored, because a caller who sends a field
-expects something of it. A field is one of three kinds:
+A missing field and a null one mean the same. Nothing is ignored, because a caller who sends a field expects it to have
+an effect. A field is one of three kinds:
 
-    COMPLETION, CHAT   acted on. `Field` checks most of them; those in SAMPLING `Sampling` checks
-    IDLE               nothing here acts on it: accepted where it asks for nothing, else refused by name
-    any other          refused by name. (If the server is told --ignore-unknown-fields, the log names it.)
+    COMPLETION, CHAT   used. `Field` checks most of them; `Sampling` checks those in SAMPLING
+    IDLE               not used here: accepted if it asks for nothing, else refused by name
+    any other          refused by name. (With the server's --ignore-unknown-fields, the log names it.)
 
 Sources: OpenAI's API reference, "Create chat completion" and "Create completion"; vLLM's documentation, "OpenAI-
 compatible server", extra parameters.
@@ -21,13 +21,13 @@ from .errors import APIError, bad_request
 from .forms import FORM_FIELDS
 from .limits import Limits
 
-# Field -> what it may be, a type or some values, and why it can't be anything else.
+# Field -> its allowed type or values, and why nothing else is possible.
 Others = Mapping[str, tuple[type | tuple, str]]
 
 
 @dataclass(frozen=True)
 class Field:
-    """What a field may be. A number has bounds; the upper one may be one of `Limits`, by its name.
+    """The allowed values of a field. A number has bounds; the upper one may be one of `Limits`, by its name.
 
     Attributes:
         kinds: its types; None: the code that uses it checks it.
@@ -44,7 +44,7 @@ class Field:
     values: tuple = ()
 
     def check(self, name: str, value: Any, limits: Limits | None) -> None:
-        """Raise APIError, which names the field, if it can't be this."""
+        """Raise APIError, which names the field, for a value that is not allowed."""
         if self.kinds is None:
             return
         what, fits = self.what, isinstance(value, self.kinds) and (self.kinds is bool or not isinstance(value, bool))
@@ -86,7 +86,7 @@ COMMON = {
     "truncation_side": Field(str, '"left" or "right"', "left", values=("left", "right")),
 }
 COMPLETION = COMMON | {
-    "prompt": Field(default="<|endoftext|>"),  # OpenAI's: as if a new document began
+    "prompt": Field(default="<|endoftext|>"),  # OpenAI's default: as at the beginning of a new document
     "max_tokens": number(0, MAX_TOKENS),
     "logprobs": WHOLE,
     "best_of": number(1, "max_choices"),
@@ -109,10 +109,10 @@ CHAT |= {"logprobs": flag(), "top_logprobs": WHOLE}
 STREAM_OPTIONS = {"include_usage": flag(), "continuous_usage_stats": flag()}
 
 NO_TOOLS = "only chats call tools"
-OLD_TOOLS = "`tools` and `tool_choice` have taken its place"
-ONLY_TEXT = "this model reads and writes text alone"
+OLD_TOOLS = "use `tools` and `tool_choice` instead"
+ONLY_TEXT = "this model reads and writes only text"
 IDLE: Others = {
-    # Notes of the caller, and hints for machines that are not there: nothing follows from them.
+    # The caller's notes, and hints for machines that don't exist here: they have no effect.
     "user": (str, "it must be a text"),
     "safety_identifier": (str, "it must be a text"),
     "prompt_cache_key": (str, "it must be a text"),
@@ -121,35 +121,35 @@ IDLE: Others = {
     "guided_decoding_backend": (str, "it must be a text"),  # vLLM's; any library may compile a form
     "cache_control": (dict, "it must be an object"),
     "reasoning_effort": (str, "it must be a text"),  # of models that reason
-    "store": ((False,), "no answer is kept here"),
+    "store": ((False,), "answers are not stored here"),
     "service_tier": (("auto", "default"), "this server has one tier"),
     # What this model can't do.
-    "suffix": (("",), "GPT-2 can't write towards a given end"),
+    "suffix": (("",), "GPT-2 can't fill in text before a given ending"),
     "modalities": ((["text"],), ONLY_TEXT),
     "audio": ((), ONLY_TEXT),
     "mm_processor_kwargs": (({},), ONLY_TEXT),
     "prompt_embeds": ((), "a prompt is a text, or token ids"),
-    "prediction": ((), "no prediction is made use of"),
+    "prediction": ((), "predictions are not used"),
     "web_search_options": ((), "this model searches nothing"),
     "include_reasoning": (bool, "it must be true or false"),
     "thinking_token_budget": ((-1,), "this model does not reason"),
     "typical_p": ((1, 1.0), "take top_p or min_p"),
     "top_a": ((0, 0.0), "take top_p or min_p"),
     "tfs": ((1, 1.0), "take top_p or min_p"),
-    "verbosity": (("medium",), "how long an output gets is up to the model, and to max_tokens"),
+    "verbosity": (("medium",), "the length of an output depends on the model, and on max_tokens"),
     "tools": (([],), NO_TOOLS),
     "tool_choice": (("none", "auto"), NO_TOOLS),
     "parallel_tool_calls": (bool, "it must be true or false"),
     "functions": (([],), OLD_TOOLS),
     "function_call": (("none", "auto"), OLD_TOOLS),
-    "logits_processors": (([],), "no code of a request runs here"),
+    "logits_processors": (([],), "code in a request is not run here"),
     "documents": (([],), "put them into the messages"),
-    "chat_template": ((), "who starts the server names it, with --chat-template"),
+    "chat_template": ((), "it is chosen when the server starts, with --chat-template"),
     "chat_template_kwargs": (({},), "only chats have a template"),
     "cache_salt": ((), "all requests share one prefix cache"),
     "kv_transfer_params": (({},), "the KV cache stays on this machine"),
     "vllm_xargs": (({},), "there are no plug-ins"),
-    # What is so anyway.
+    # What is the case anyway.
     "add_special_tokens": (bool, "it must be true or false"),  # GPT-2 adds none
     "spaces_between_special_tokens": (bool, "it must be true or false"),  # GPT-2's are written without
     "detokenize": ((True,), "an answer is text"),
@@ -157,14 +157,14 @@ IDLE: Others = {
 
 
 class Fields(dict[str, Any]):
-    """The fields of a request that are acted on: those that are there and not null. `fields[name]` of any other is its
+    """The fields of a request that are used: those that are present and not null. `fields[name]` of any other is its
     default.
 
     Args:
-        known: which these are.
-        prefix: stands before the names in errors.
-        others: what may be there too, see IDLE.
-        ignored: a list that gets the names of all further fields; None: they are refused.
+        known: the fields that are used.
+        prefix: precedes the names in errors.
+        others: what else may be present, see IDLE.
+        ignored: a list that gets the names of all other fields; None: they are refused.
         limits: where a number's bound may be.
 
     Raises:
@@ -197,12 +197,12 @@ class Fields(dict[str, Any]):
 
 
 def objection(name: str, value: Any, others: Others = IDLE, prefix: str = "") -> APIError | None:
-    """Why a field that nothing here acts on is refused; None if it is one of these others, and asks for nothing."""
+    """Why an unused field is refused; None if it is one of these others, and asks for nothing."""
     if name not in others:
-        return bad_request(f"the field {prefix}{name:.80} is not known here", param=prefix + name[:80])
+        return bad_request(f"unknown field {prefix}{name:.80}", param=prefix + name[:80])
     allowed, why = others[name]
     if isinstance(allowed, type):
         fine = isinstance(value, allowed)
     else:
-        fine = any(type(value) is type(one) and value == one for one in allowed)  # for 1 is not True
+        fine = any(type(value) is type(one) and value == one for one in allowed)  # because 1 is not True
     return None if fine else bad_request(f"{prefix}{name} {value!r:.80} is not supported: {why}", param=prefix + name)

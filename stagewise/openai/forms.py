@@ -1,5 +1,5 @@
-"""The form that a request wants its output to have, in OpenAI's words (`response_format`) and in vLLM's
-(`structured_outputs`, and before it `guided_json` and its like), as SamplingParams has it."""
+"""Structured output in a request, in OpenAI's terms (`response_format`) and vLLM's (`structured_outputs`, and the older
+`guided_json` and others), as SamplingParams has it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,12 +19,12 @@ def form_of(values: Mapping[str, Any]) -> tuple[str, Any] | None:
     asked = {name: form for name, form in asked.items() if form is not None}
     if len(asked) > 1:
         name = [*asked][-1]
-        raise bad_request(f"{' and '.join(asked)} can't go together: an output has one form", param=name)
+        raise bad_request(f"{' and '.join(asked)} can't be combined: an output has one form", param=name)
     return next(iter(asked.items()), None)
 
 
 def may_have_form(body: Mapping[str, Any]) -> bool:
-    """Whether a body's fields ask for a form, or for a call of a function, which has one."""
+    """Whether a body's fields ask for a form, or for a function call, which has one."""
     return any(body.get(name) is not None for name in (*FORM_FIELDS, "tools"))
 
 
@@ -49,4 +49,4 @@ def of_response_format(value: Any) -> dict | None:
         raise bad_request(f"response_format.json_schema must have a schema, got {inner!r:.80}", param="response_format")
     if unknown := sorted(inner.keys() - {"name", "description", "schema", "strict"}):
         raise bad_request(f"response_format.json_schema has no field {unknown[0]!r:.80}", param="response_format")
-    return {"json": inner["schema"]}  # an output that is held to it at all is held to it strictly
+    return {"json": inner["schema"]}  # if it is enforced at all, it is enforced strictly

@@ -1,6 +1,6 @@
-"""From the fields of a request to a checked `Job`: what it asks of the sampler, and its prompts as tokens.
+"""From the fields of a request to a checked `Job`: its sampling parameters, and its prompts as tokens.
 
-Nothing is computed here. What completions and chats have in common is in `make_job`.
+Nothing is computed here. `make_job` is shared by completions and chats.
 """
 
 from collections.abc import Mapping
@@ -19,23 +19,23 @@ from .tools import Tools, tools_of
 if TYPE_CHECKING:  # it needs Jinja, and completions do not
     from .chat import ChatTemplate
 
-DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions; a chat may fill the context
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 MAX_TOKEN_CHARACTERS = 128  # GPT-2's longest token is a line of spaces
-MAX_ID_CHARACTERS = 200  # of a request_id, which comes back in each chunk
+MAX_ID_CHARACTERS = 200  # of a request_id, which is repeated in each chunk
 TOO_LONG = "context_length_exceeded"
 
 
 @dataclass(eq=False)
 class Served:
-    """The model that is served, under which name, and within which limits.
+    """The served model, its name, and its limits.
 
     Attributes:
         engine: an AsyncLLM of this stage, or an LLM.
         model_name: how clients call the model.
         limits: what one client may ask for; `max_queue_size` is the engine's.
-        chat: what makes prompts of chats; None: the model has no template for them.
+        chat: turns chats into prompts; None: the model has no template.
         defaults: of sampling, from the model's generation_config.json.
-        ignores_unknown: fields that are not known are not refused.
+        ignores_unknown: unknown fields are not refused.
     """
 
     stage: Stage
@@ -58,17 +58,17 @@ class Served:
 
 @dataclass(frozen=True)
 class Job:
-    """A request that was found right.
+    """A valid request.
 
     Attributes:
-        fields: what it says; stream_options: what it says there.
-        prompts: as they were given, texts or token ids.
+        fields, stream_options: the request's.
+        prompts: as given, texts or token ids.
         token_ids: of every prompt.
         sampling: the sampling fields of every prompt.
         params: the SamplingParams of the stage, without processors until the job is checked.
-        num_logprobs: how many likely tokens are told with each; None: no log-probabilities.
+        num_logprobs: how many likely tokens to return with each; None: no log-probabilities.
         beams: search for the n best completions.
-        form_field: the field that asks for a form of the output; None: there is none.
+        form_field: the field that asks for structured output; None: there is none.
         tools: what the answer may call; None: nothing.
     """
 
@@ -92,7 +92,7 @@ class Job:
 
     @property
     def echo(self) -> bool:
-        """Whether the prompt stands before each completion."""
+        """Whether each completion begins with the prompt."""
         return self.fields.get("echo", False)
 
     @property
@@ -105,31 +105,31 @@ class Job:
 
     @property
     def num_tokens(self) -> int:
-        """What it may come to, prompts included. Each log-probability that is told with a token counts as another:
-        it takes as much memory, and longer to be put into words."""
+        """How many tokens it may take, including prompts. Each log-probability that is returned with a token counts as
+        another token: it takes as much memory, and longer to format."""
         most, each = self.params.max_tokens, 1 + (self.num_logprobs or 0)
         return each * self.n * sum(min(len(ids) + most, max(len(ids), self.max_model_len)) for ids in self.token_ids)
 
 
 def completion_job(served: Served, body: dict) -> Job:
-    """The job of a body of /v1/completions. Raises APIError."""
+    """The job for a body of /v1/completions. Raises APIError."""
     fields = served.fields(body, COMPLETION)
     check_model(fields, served.model_name)
     n, logprobs = fields["n"], number_of_logprobs(served, fields, "logprobs")
     if fields.get("best_of", n) != n:
-        raise bad_request(f"best_of must be n, which is {n}: no more are made than given", param="best_of")
+        raise bad_request(f"best_of must equal n, which is {n}: all completions are returned", param="best_of")
     max_tokens = fields.get("max_tokens", served.defaults.get("max_tokens", DEFAULT_MAX_TOKENS))
-    # With max_tokens 0 the engine makes nothing of a prompt but its log-probabilities.
+    # With max_tokens 0 the engine only computes a prompt's log-probabilities.
     of_prompt = logprobs if fields["echo"] and logprobs is not None else 0 if max_tokens == 0 else None
     asked = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": of_prompt}
     return make_job(served, fields, split_prompts(fields["prompt"]), asked)
 
 
 def chat_job(served: Served, body: dict) -> Job:
-    """The job of a body of /v1/chat/completions. Raises APIError."""
+    """The job for a body of /v1/chat/completions. Raises APIError."""
     from .chat import chat_prompt
 
-    fields = served.fields(body, CHAT, {**IDLE, "echo": ((False,), "an answer is the new message alone")})
+    fields = served.fields(body, CHAT, {**IDLE, "echo": ((False,), "an answer contains only the new message")})
     check_model(fields, served.model_name)
     tools = tools_of(fields)
     logprobs = number_of_logprobs(served, fields, "top_logprobs") or 0
@@ -137,7 +137,7 @@ def chat_job(served: Served, body: dict) -> Job:
         raise bad_request("top_logprobs needs logprobs to be true", param="top_logprobs")
     limits = {fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields}
     if len(limits) > 1:
-        raise bad_request("max_tokens and max_completion_tokens are one limit: give one", param="max_tokens")
+        raise bad_request("max_tokens and max_completion_tokens are the same limit: give only one", param="max_tokens")
     max_tokens = limits.pop() if limits else served.defaults.get("max_tokens", MAX_TOKENS)
     asked = {"max_tokens": max_tokens, "logprobs": logprobs if fields["logprobs"] else None}
     return make_job(served, fields, [chat_prompt(fields, served.chat, tools)], asked, chat=True, tools=tools)
@@ -152,8 +152,7 @@ def make_job(
     chat: bool = False,
     tools: Tools | None = None,
 ) -> Job:
-    """asked: fields of the sampler that completions and chats read differently; `prompt_logprobs` is the least
-    that is needed of them."""
+    """asked: sampling fields that completions and chats read differently; `prompt_logprobs` is the minimum needed."""
     n, most = fields["n"], served.limits.max_choices
     if len(prompts) * n > most:
         raise bad_request(f"{len(prompts)} prompts and n {n} are more than {most} choices", param="n")
@@ -235,13 +234,13 @@ def read_stream_options(fields: Fields) -> Fields:
     if fields["stream_options"] and not fields["stream"]:
         raise bad_request("stream_options needs stream to be true", param="stream_options")
     if "prompt_logprobs" in fields and fields["stream"]:
-        raise bad_request("prompt_logprobs are not in streams: ask for a whole answer", param="prompt_logprobs")
+        raise bad_request("prompt_logprobs can't be streamed: ask for a whole answer", param="prompt_logprobs")
     others: Others = {"include_obfuscation": ((False,), "no chunk is padded")}
     return Fields(fields["stream_options"], STREAM_OPTIONS, "stream_options.", others, fields.ignored)
 
 
 def number_of_logprobs(served: Served, fields: Fields, name: str) -> int | None:
-    """How many likely tokens to tell with each; vLLM's -1 means all."""
+    """How many likely tokens to return with each; vLLM's -1 means all."""
     number, most = fields[name], served.limits.max_logprobs
     if number is None:
         return None
@@ -255,7 +254,7 @@ def number_of_logprobs(served: Served, fields: Fields, name: str) -> int | None:
 
 
 def read_search(served: Served, fields: Fields, num_prompts: int) -> Beams | None:
-    """The beam search that is asked for."""
+    """The beam search that the request asks for."""
     n, most = fields["n"], served.limits.max_beams
     try:
         beams = read_beams({name: fields[name] for name in BEAM_FIELDS if name in fields}, n)
@@ -265,17 +264,17 @@ def read_search(served: Served, fields: Fields, num_prompts: int) -> Beams | Non
         message = f"use_beam_search with {num_prompts} prompts and n {n} is over the limit of {most} beams"
         raise bad_request(f"{message} (--max-beams)", param="n")
     if beams is not None and not served.stage.has_beams:
-        raise bad_request(f"use_beam_search: stage {served.stage.number} has no beams", param="use_beam_search")
+        raise bad_request(f"use_beam_search: stage {served.stage.number} has no beam search", param="use_beam_search")
     return beams
 
 
-# --- What is asked of the engine --------------------------------------------------------------------------------------
+# --- Sampling and prompts ---------------------------------------------------------------------------------------------
 
 
 def sampling_of(
     served: Served, fields: Fields, asked: dict[str, Any], form_field: str | None, beams: Beams | None
 ) -> Sampling:
-    """The sampling fields of a request; `asked` goes over them."""
+    """The sampling fields of a request; `asked` overrides them."""
     stage = served.stage
     values = {**served.defaults, **{name: fields[name] for name in SAMPLING if name in fields}, **asked}
     if values.get("top_k") == -1:
@@ -285,17 +284,17 @@ def sampling_of(
         if "n" not in known and values.pop("n", 1) != 1:
             raise ValueError(f"n must be 1, got {fields['n']!r:.80}: stage {stage.number} makes one completion")
         if "prompt_logprobs" in values.keys() - known.keys():
-            raise ValueError(f"stage {stage.number} computes no log-probabilities of prompts: take a later one")
+            raise ValueError(f"stage {stage.number} computes no log-probabilities of prompts: use a later stage")
         sampling = Sampling(stage, **values)
         if beams is not None and (idle := drawing(sampling)):
-            raise ValueError(f"{idle[0]} can't go with use_beam_search, which draws nothing")
+            raise ValueError(f"{idle[0]} can't be combined with use_beam_search, which draws nothing")
         return sampling
     except ValueError as error:
         raise bad_request(str(error), param=field_of(error, fields, form_field)) from None
 
 
 def field_of(error: ValueError, fields: Fields, form_field: str | None) -> str | None:
-    """The field of a request that an error is about, which begins with its name; None if it is none of them."""
+    """The field of a request that an error is about: the error begins with its name. None if it is not a field."""
     name = str(error).split()[0]
     if name.startswith("structured_outputs"):
         return form_field
@@ -305,7 +304,7 @@ def field_of(error: ValueError, fields: Fields, form_field: str | None) -> str |
 def cut(
     served: Served, sampling: Sampling, fields: Fields, prompt: str | list[int], number: int, chat: bool
 ) -> tuple[str | list[int], list[int]]:
-    """A prompt, and its token ids. What is too much of it goes at its beginning, or at its end (`truncation_side`)."""
+    """A prompt, and its token ids, truncated at its beginning, or at its end (`truncation_side`)."""
     check_length(prompt, served.max_model_len, "messages" if chat else "prompt", f"prompt {number}")
     turn = slice(None, None, 1 if fields["truncation_side"] == "left" else -1)
     try:
@@ -318,13 +317,13 @@ def cut(
 
 
 def check_length(prompt: str | list[int], max_model_len: int, param: str, name: str | None = None) -> None:
-    """Raise APIError for what is so long that to look at it would take seconds."""
+    """Raise APIError for a prompt so long that even looking at it would take seconds."""
     if len(prompt) > max_model_len * MAX_TOKEN_CHARACTERS:
         length = f"{len(prompt):,} {'characters' if isinstance(prompt, str) else 'tokens'}"
-        raise too_long(max_model_len, f"{name or param} has {length}, far more than that holds", param)
+        raise too_long(max_model_len, f"{name or param} has {length}, far more than fit", param)
 
 
 def too_long(max_model_len: int, message: str, param: str) -> APIError:
-    """The error for more tokens than the context has. Its words and its code are those by which clients know it."""
+    """The error for more tokens than the context has, in the words and with the code that clients recognize."""
     message = f"This model's maximum context length is {max_model_len:,} tokens. However, {message}"
     return bad_request(message, param=param, code=TOO_LONG)

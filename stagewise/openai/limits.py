@@ -1,4 +1,4 @@
-"""What one request may ask for, so that no request makes others wait: each limit is a flag of the server."""
+"""Limits for one request, so that no request makes others wait: each limit is a flag of the server."""
 
 import argparse
 from dataclasses import dataclass, field, fields
@@ -15,12 +15,11 @@ def limit(default: float, help: str, low: float = 1) -> Any:
 class Limits:
     """A request beyond one of these is refused with an error that names it.
 
-    Of the places in the queue a single request gets at most half of what is free, so there is always one left for the
-    next.
+    A single request gets at most half of the free places in the queue, so there is always one left for the next.
     """
 
     max_queue_size: int = limit(4096, "completions that may wait, prompts times n")
-    max_queue_tokens: int = limit(2**22, "tokens that all that wait or run may have in the end, prompts included")
+    max_queue_tokens: int = limit(2**22, "tokens that all waiting and running requests may reach, prompts included")
     max_body_bytes: int = limit(2**20, "bytes in a request's body")
     max_json_values: int = limit(2**16, "values in a request's JSON: numbers, texts, lists, objects")
     max_choices: int = limit(128, "completions in a request: prompts times n")
@@ -28,9 +27,9 @@ class Limits:
     max_stop_texts: int = limit(64, "texts in a request's stop or bad_words")
     max_stop_characters: int = limit(1024, "characters in one of them")
     max_token_ids: int = limit(1024, "token ids in a request's stop_token_ids, allowed_token_ids or logit_bias")
-    max_logprobs: int = limit(20, "log-probabilities of likely tokens beside each token; -1: of the vocabulary", -1)
-    form_seconds: float = limit(1, "seconds of CPU time that compiling the form of an output may take", 0.01)
-    max_connections: int = limit(512, "connections; while there are more, requests are answered 503", 2)
+    max_logprobs: int = limit(20, "log-probabilities of likely tokens with each token; -1: of the whole vocabulary", -1)
+    form_seconds: float = limit(1, "seconds of CPU time that compiling a structured-output form may take", 0.01)
+    max_connections: int = limit(512, "connections; beyond that, requests are answered with 503", 2)
     idle_seconds: float = limit(5, "seconds that a connection may stay open after an answer", 0.01)
 
 

@@ -1,8 +1,9 @@
-"""Lines of OpenAI's batch files, which `--input` takes beside its own: requests, answered as by the server.
+"""Lines of OpenAI's batch files, which `--input` accepts as well: requests, answered as by the server.
 
 A request is {"custom_id": …, "method": "POST", "url": "/v1/completions", "body": {…}}, or one to /v1/chat/completions.
-What its body leaves out is as on the command line. Its answer is {"id", "custom_id", "response": {"status_code",
-"request_id", "body"}, "error"}. Of a request that is wrong or fails `response` is null, and `error` says why.
+Whatever its body leaves out is taken from the command line. Its answer is {"id", "custom_id", "response":
+{"status_code", "request_id", "body"}, "error"}. If a request is wrong or fails, `response` is null, and `error` says
+why.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ NO_LIMITS = {field.name: NO_LIMIT for field in fields(Limits) if field.type in (
 
 
 def is_request(values: dict) -> bool:
-    """Whether a line is such a request, and none of our own that carries fields of these names."""
+    """Whether a line is such a request, rather than one of our own with fields of these names."""
     return {"custom_id", "body"} <= values.keys() and not {"prompt", "prompt_token_ids"} & values.keys()
 
 
@@ -40,7 +41,7 @@ def check_request(request: dict) -> None:
 
 
 def served_lines(stage: Stage, llm: Any, sampling: Sampling) -> Served:
-    """What answers requests without a server. sampling: what they leave out."""
+    """Answers requests without a server. sampling: defaults for what they leave out."""
     given = {name: value for name, value in sampling.fields.items() if value is not None}
     return Served(stage, llm, llm.config.model, Limits(**NO_LIMITS), defaults=given)
 
@@ -57,18 +58,18 @@ def read_job(served: Served, request: dict) -> Job:
 
 
 def longest_output(request: dict, default: int) -> int:
-    """How long the output may get, as far as that is clear before the body is checked."""
+    """The maximum length of the output, as far as it is known before the body is checked."""
     given = [request["body"].get(name) for name in ("max_tokens", "max_completion_tokens")]
     return next((value for value in given if type(value) is int), default)
 
 
 def answer_id(request: dict) -> str:
-    """Names the answer to a request by all that the request says, so that a run that goes on knows what is answered."""
+    """The id of a request's answer, derived from the whole request, so that a resumed run knows what is answered."""
     return f"batch_req_{hashlib.sha256(json.dumps(request).encode()).hexdigest()[:32]}"
 
 
 def answer(served: Served, request: dict, job: Job, outputs: list[Any]) -> dict:
-    """What OpenAI's batch interface answers. outputs: the RequestOutputs of the prompts."""
+    """The answer in OpenAI's batch format. outputs: the RequestOutputs of the prompts."""
     name, choices = answer_id(request).removeprefix("batch_req_"), []
     prompts = [getattr(output, "prompt_logprobs", None) for output in outputs]  # from stage 4 on
     for i, output in enumerate(outputs):

@@ -1,7 +1,7 @@
-"""Tools: functions that an answer calls. The caller runs them, and sends what they gave with the next request.
+"""Tools: functions that an answer calls. The caller runs them, and sends their results with the next request.
 
-With `tool_choice` "required", or the name of one, the output is held to the calls' form, so that any model calls them.
-With "auto" the model decides, in the way of the Hermes and Qwen models, which a chat template tells it: a call is
+With `tool_choice` "required", or a function's name, structured output forces the call, so that any model makes it. With
+"auto" the model decides, in the format of the Hermes and Qwen models, which the chat template explains to it: a call is
 `<tool_call>{"name": …, "arguments": {…}}</tool_call>` in its text.
 """
 
@@ -24,8 +24,8 @@ class Tools:
     """What an answer may call.
 
     Attributes:
-        given: as the request has them, for the template.
-        parameters: of each function, its JSON schema.
+        given: as in the request, for the template.
+        parameters: each function's JSON schema.
         choice: "auto", "required", or a function's name.
         parallel: whether it may call more than one.
     """
@@ -41,12 +41,12 @@ class Tools:
 
     @property
     def form(self) -> dict | None:
-        """The structured_outputs that an answer is held to."""
+        """The structured_outputs that an answer must have."""
         if self.is_named:
             return {"json": self.parameters[self.choice]}
         if self.choice == "auto":
             return None
-        # Each function's schema is below its name, where its references lead too.
+        # Each function's schema is under its name; its references lead there too.
         calls = [call_of(name, {"$ref": f"#/$defs/{pointer(name)}"}) for name in self.parameters]
         schemas = {name: moved(schema, f"#/$defs/{pointer(name)}") for name, schema in self.parameters.items()}
         most = {} if self.parallel else {"maxItems": 1}
@@ -63,7 +63,7 @@ def pointer(name: str) -> str:
 
 
 def moved(schema: Any, place: str) -> Any:
-    """A schema that is at this place of another one: with references into itself that lead there."""
+    """A schema embedded at this place in another one: its references into itself lead there."""
     if isinstance(schema, list):
         return [moved(one, place) for one in schema]
     if not isinstance(schema, dict):
@@ -83,24 +83,24 @@ def tools_of(fields: Fields) -> Tools | None:
     for i, tool in enumerate(given):
         name, schema = read_tool(tool, f"tools[{i}]")
         if name in parameters:
-            raise bad_request(f"tools[{i}].function.name {name!r:.80} is there twice", param="tools")
+            raise bad_request(f"tools[{i}].function.name {name!r:.80} appears twice", param="tools")
         parameters[name] = schema
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) and choice.get("type") == "function" else None
         if not isinstance(name, str) or name not in parameters:
-            raise bad_request(f"tool_choice names no function of tools: {choice!r:.80}", param="tool_choice")
+            raise bad_request(f"tool_choice names a function that is not in tools: {choice!r:.80}", param="tool_choice")
         choice = name
     elif choice not in (None, "none", "auto", "required"):
         kinds = '"none", "auto", "required" or {"type": "function", "function": {"name": …}}'
         raise bad_request(f"tool_choice must be {kinds}, got {choice!r:.80}", param="tool_choice")
     elif choice == "required" and not parameters:
-        raise bad_request("tool_choice is required, and there are no tools", param="tool_choice")
+        raise bad_request("tool_choice is required, but there are no tools", param="tool_choice")
     if choice == "none" or not parameters:
         return None
     tools = Tools(given, parameters, choice or "auto", parallel)
     if tools.form is not None and form_of(fields) is not None:
-        raise bad_request("an answer that must call a tool has no other form", param="tool_choice")
+        raise bad_request("an answer that must call a tool can't have another form", param="tool_choice")
     return tools
 
 
@@ -115,7 +115,7 @@ def read_tool(tool: Any, where: str) -> tuple[str, dict]:
 
 
 class CallReader:
-    """Finds the calls in an answer while it comes.
+    """Finds the calls in an answer as it streams.
 
     Attributes:
         num_calls: so far.
@@ -125,8 +125,8 @@ class CallReader:
         self.tools, self.num_calls, self._text = tools, 0, ""
 
     def read(self, text: str, ended: bool) -> tuple[str, list[dict]]:
-        """What is new: text for the reader, and calls, as a chunk's `tool_calls`. What is no whole call when the answer
-        has ended is text: nothing gets lost."""
+        """The new part: text for the reader, and calls, as a chunk's `tool_calls`. An incomplete call at the end of the
+        answer is text: nothing gets lost."""
         if self.tools.is_named:
             return "", self._arguments(text)
         self._text += text
@@ -137,13 +137,13 @@ class CallReader:
         return said, calls
 
     def _arguments(self, text: str) -> list[dict]:
-        """Those of the function that was named are the whole answer, and come piece by piece."""
+        """With a named function, its arguments are the whole answer, and come piece by piece."""
         if not self.num_calls:
             return [self._call(self.tools.choice, text)]
         return [{"index": 0, "function": {"arguments": text}}] if text else []
 
     def _listed(self) -> tuple[str, list[dict]]:
-        """The calls that are whole, of a JSON list of them."""
+        """The complete calls in a JSON list of calls."""
         calls = []
         while (start := self._text.find("{")) >= 0:
             try:
@@ -159,7 +159,7 @@ class CallReader:
         return "", calls
 
     def _marked(self) -> tuple[str, list[dict]]:
-        """The calls that are whole, and the text up to where one begins or could begin."""
+        """The complete calls, and the text up to where one begins or could begin."""
         said, calls = "", []
         while BEGIN in self._text and END in self._text.partition(BEGIN)[2]:
             before, _, rest = self._text.partition(BEGIN)
@@ -186,7 +186,7 @@ class CallReader:
 
 
 def read_call(text: str) -> dict | None:
-    """A call that is written as JSON, its arguments as text; None if it is none."""
+    """A call written as JSON, its arguments as text; None if it is not one."""
     try:
         call = json.loads(text)
         fits = isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict)

@@ -1,4 +1,4 @@
-"""Replay a run: make a page of the traces that the stages write with --trace.
+"""Replay a run: make a page from the traces that the stages write with --trace.
 
 python -m stage05 --prompts "Once upon a time" "There was once a shy bear" --trace trace.jsonl
 python -m stagewise replay trace.jsonl -o run.html
@@ -19,24 +19,24 @@ MOST_TRACES = 2
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("traces", type=Path, nargs="+", metavar="TRACE", help="one trace, or two to be put side by side")
-    add("-o", "--output", type=Path, metavar="FILE.html", help="the page; an earlier one is replaced, no other file is")
-    add("--chrome", type=Path, metavar="FILE.json", help="the same for ui.perfetto.dev, as Chrome trace events")
+    add("traces", type=Path, nargs="+", metavar="TRACE", help="one trace, or two to show side by side")
+    add("-o", "--output", type=Path, metavar="FILE.html", help="the page; replaces an earlier page, but no other file")
+    add("--chrome", type=Path, metavar="FILE.json", help="also write Chrome trace events, for ui.perfetto.dev")
     return parser
 
 
 def check_output(option: str, path: Path, begin: bytes, others: list[Path]) -> None:
-    """Raise ValueError or OSError if a file can't be written, or would replace what is not ours or another file."""
+    """Raise ValueError or OSError if a file can't be written, or would replace some other file."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{option} {path} is not a regular file")
     for other in others:
         if path.resolve() == other.resolve() or (path.exists() and other.exists() and path.samefile(other)):
-            raise ValueError(f"{option} {path} is used otherwise in this command")
+            raise ValueError(f"{option} {path} is already used in this command")
     if path.exists():
         with path.open("rb") as file:
             there = file.read(len(begin))
         if there and there != begin:
-            raise ValueError(f"{option} {path} exists and was not made by replay: remove it, or take another name")
+            raise ValueError(f"{option} {path} exists and was not made by replay: remove it, or choose another name")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     traces = [read_trace(path) for path in args.traces]
     for path, trace in zip(args.traces, traces, strict=True):
         if trace.torn:
-            tell(f"{path}: its last line is cut short and left out; {len(trace.steps)} steps are there")
+            tell(f"{path}: the last line is incomplete and left out; {len(trace.steps)} steps remain")
     for path, make in made:
         with naming(path):
             path.write_text(make(traces), encoding="utf-8")

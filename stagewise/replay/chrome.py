@@ -16,12 +16,12 @@ def make_chrome(traces: Sequence[Trace]) -> str:
     return json.dumps(made, separators=(",", ":"))
 
 
-ENGINE = 1  # its thread; 0 is nobody's in Perfetto
+ENGINE = 1  # its thread; Perfetto doesn't show 0
 
 
 class Process:
-    """The events of one trace. Times are whole nanoseconds from the beginning of its first step, so that what follows
-    on each other does not overlap by a rounding error; the format wants microseconds."""
+    """The events of one trace. Times are whole nanoseconds from the beginning of its first step, so that rounding makes
+    no consecutive events overlap; the format uses microseconds."""
 
     def __init__(self, number: int, trace: Trace):
         self.number, self.trace = number, trace

@@ -1,4 +1,4 @@
-"""One file out of the parts in page/, and traces: it needs no network, and nothing beside it."""
+"""One file from the parts in page/, and traces: it needs no network and no other file."""
 
 import json
 import re
@@ -14,7 +14,7 @@ BEGIN = b"<!doctype html>\n<!-- stagewise replay:"  # of every page
 
 
 def make_page(traces: Sequence[Trace], story: dict | None = None) -> str:
-    """The page of one or two traces; `story` is what tools/story.py tells of them."""
+    """The page of one or two traces; `story` is tools/story.py's."""
     heading = story["title"] if story else heading_of(traces)
     slots = {
         "origin": "made by python -m stagewise replay; its parts are in stagewise/replay/page",
@@ -31,8 +31,7 @@ def make_page(traces: Sequence[Trace], story: dict | None = None) -> str:
 
 
 def render(slots: dict[str, str], *folders: Path) -> str:
-    """page.html with something in each of its slots, {{like}} this, and with its stylesheets and scripts in it, each of
-    which is in one of these folders."""
+    """page.html with its slots, {{like}} this, filled, and its stylesheets and scripts, from these folders, inlined."""
 
     def read(name: str) -> str:
         (path,) = (folder / name for folder in folders if (folder / name).exists())
@@ -56,7 +55,7 @@ def heading_of(traces: Sequence[Trace]) -> str:
 
 
 def footer(links: Sequence[tuple[str, str]]) -> str:
-    """Where a story leads on to: (address, text) of each link. A chapter shows stories in frames: links leave them."""
+    """A story's links, (address, text) each. Chapters show stories in frames, so links open in the whole window."""
     ways = "\n".join(f'  <a href="{escape(address)}" target="_top">{escape(text)}</a>' for address, text in links)
     return f'<footer class="ways">\n{ways}\n</footer>\n' if links else ""
 
@@ -70,6 +69,6 @@ def embedded_story(story: dict) -> str:
 
 
 def as_json(kind: str, value: object) -> str:
-    """As JSON that no reader of HTML takes for anything else: ASCII, and without a "<"."""
+    """As JSON that is safe inside HTML: ASCII, and without a "<"."""
     text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" class="{kind}">{text}</script>'

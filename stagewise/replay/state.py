@@ -1,6 +1,6 @@
 """From events to states: what is where during each step of a trace.
 
-The page does the same in `page/state.js`, forwards and backwards; the tests hold the two against each other.
+The page does the same in `page/state.js`, forward and backward; the tests compare the two.
 """
 
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ Key = tuple[str, int]  # request_id, index
 
 @dataclass
 class Completion:
-    """One completion of a request, as far as it is.
+    """One completion of a request, in its current state.
 
     Attributes:
         status: "waiting", "running" or "finished"; "gone" if an interrupted step took it away.
         seat: counts admissions; running requests are shown in this order.
-        num_computed: so many of its tokens have gone through the model (and are in the KV cache, where there is one).
-        furthest: the most that `num_computed` ever was: what is computed again below it is recomputed.
-        recomputed: so many of the tokens of its last row were.
-        padding: positions at the left of its row that are not its own (stages 2, 3).
+        num_computed: how many of its tokens have gone through the model (and are in the KV cache, if there is one).
+        furthest: the maximum of `num_computed` so far: what is computed below it again is recomputation.
+        recomputed: how many tokens of its last row were recomputed.
+        padding: places to the left of its tokens in its row (stages 2, 3).
     """
 
     prompt: list[int]
@@ -48,7 +48,7 @@ class Completion:
         return self.prompt + self.output
 
     def leave(self, status: str) -> None:
-        """It runs no more, and has no memory."""
+        """It no longer runs, and has no memory."""
         self.status, self.slot, self.blocks, self.num_computed = status, None, [], 0
 
 
@@ -59,9 +59,9 @@ class State:
     Attributes:
         contents: block -> the tokens whose keys and values are in it, and which request computed them.
         free: the free blocks in the order in which they are taken.
-        num_findable: so many of them, the last ones, can be found by the prefix cache.
+        num_findable: how many of them, the last ones, the prefix cache can find.
         longest_first: stages 2 and 3 take the longest prompts first (sort_by_length).
-        counts: what has been computed from the first step up to and with this one, and the tokens that came of it.
+        counts: what has been computed from the first step through this one, and the resulting tokens.
     """
 
     block_size: int
@@ -86,7 +86,7 @@ class State:
         return cls(block_size, num_blocks, free, findable, longest_first=longest_first)
 
     def begin(self, step: dict) -> None:
-        """Up to the forward pass, and with it."""
+        """Through the forward pass."""
         for event in step["before"]:
             self.apply(event)
         self.rows = {(row["request_id"], row["index"]): row for row in step["rows"]}
@@ -199,7 +199,7 @@ class State:
 
     @property
     def waiting(self) -> list[Key]:
-        """Who waits, in the order of the queue."""
+        """The waiting completions, in queue order."""
 
         def place(key: Key) -> tuple:
             c = self.completions[key]

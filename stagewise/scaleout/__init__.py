@@ -1,1 +1,1 @@
-"""Batch runs on many machines: the same files, the same answers and the same --resume, by Ray Data."""
+"""Batch runs on many machines: the same files, the same answers and the same --resume, with Ray Data."""

@@ -1,11 +1,11 @@
-"""The driver of a batch run on a cluster: it reads the lines and names them, hands them out, and alone writes.
+"""The driver of a batch run on a cluster: it reads the lines, gives them ids, distributes them, and alone writes.
 
-It loads no model. What it does not check itself (whether a prompt fits, say) an actor answers with an error line, so
-no line can end the run.
+It loads no model. For errors that it can't check itself (such as a prompt that is too long) an actor returns an error
+line, so no line can end the run.
 """
 
 # pyright: reportMissingImports=false
-# (Ray is there only for batch runs on many machines.)
+# (Ray is only needed for batch runs on many machines.)
 
 import contextlib
 import json
@@ -22,18 +22,18 @@ from ..dataset import check_columns, check_dataset, read_dataset
 from ..stages import Stage
 from .worker import Completer, look_at_model
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run sends nothing anywhere
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
 LINES_PER_SHARD = 100_000
-LINES_PER_BATCH = 8  # what an actor gets at once, and at most loses when it dies
-MOST_BATCHES = 20_000  # of a larger input the batches are larger: Ray keeps books on each
+LINES_PER_BATCH = 8  # what an actor gets at once, and loses at most when it dies
+MOST_BATCHES = 20_000  # a larger input has larger batches, because Ray keeps track of each
 ANSWER_SECONDS = 10  # that a cluster may take to answer
-RETRIES = 3  # of a batch whose actor has died: one that kills every actor must not do so for ever
+RETRIES = 3  # of a batch whose actor has died: one that kills every actor must not do so forever
 
 
 @dataclass
 class Cluster:
-    """What a run asks of Ray: the command line's --ray, --actors, --cpus-per-actor, --gpus-per-actor."""
+    """A run's demands on Ray: the command line's --ray, --actors, --cpus-per-actor, --gpus-per-actor."""
 
     address: str
     actors: int
@@ -104,7 +104,7 @@ def completed(package: str, rows: list[dict], options: dict, how: How, cluster: 
         context.enable_progress_bars = context.print_on_execution_start = False
         context.execution_options.preserve_order = False
         size = max(LINES_PER_BATCH, -(-len(rows) // MOST_BATCHES))
-        at_once = 2 + options["max_num_seqs"] // size  # so that the engine is full while a batch comes to its end
+        at_once = 2 + options["max_num_seqs"] // size  # so that the engine stays full while a batch ends
         warnings.simplefilter("ignore", ray.util.annotations.RayDeprecationWarning)
         data = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // size)).map_batches(
             Completer,
@@ -112,7 +112,7 @@ def completed(package: str, rows: list[dict], options: dict, how: How, cluster: 
             batch_size=None,
             compute=ray.data.ActorPoolStrategy(
                 size=cluster.actors,
-                max_tasks_in_flight_per_actor=at_once,  # no more: else the first actor that is ready takes them all
+                max_tasks_in_flight_per_actor=at_once,  # no more, or the first actor that is ready takes them all
                 max_concurrent_calls_per_actor=at_once,
                 enable_true_multi_threading=True,
             ),
@@ -131,10 +131,10 @@ def completed(package: str, rows: list[dict], options: dict, how: How, cluster: 
 
 
 def connect(address: str) -> None:
-    """Join a running cluster; with "auto" one that this machine is part of, else begin one on this machine alone."""
+    """Join a running cluster; "auto": this machine's, or a new one on this machine alone."""
     import ray
 
-    logging.disable(logging.WARNING)  # Ray's; what the user has to know is told here
+    logging.disable(logging.WARNING)  # Ray's own; this module reports what the user has to know
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     host, _, port = address.rpartition(":")
     try:
@@ -151,7 +151,7 @@ def connect(address: str) -> None:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """What Ray's C++ writes straight to stderr while it starts is not for users: errors come as exceptions."""
+    """Hide what Ray's C++ writes straight to stderr while it starts: errors come as exceptions."""
     stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
@@ -163,8 +163,7 @@ def silence() -> Iterator[None]:
 
 
 def check_cluster(cluster: Cluster) -> int:
-    """How many actors may come to share a machine. Raises ValueError if there is no room for all: Ray would wait for
-    ever."""
+    """How many actors may share a machine. Raises ValueError if there is no room for all: Ray would wait forever."""
     import ray
 
     there = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -179,7 +178,7 @@ def check_cluster(cluster: Cluster) -> int:
 
 
 def check_model(package: str, model: dict[str, str | None]) -> None:
-    """Raise ValueError if a machine lacks the model, or has another of this name."""
+    """Raise ValueError if a machine lacks the model, or has a different one with this name."""
     import ray
     from ray.exceptions import RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -194,12 +193,12 @@ def check_model(package: str, model: dict[str, str | None]) -> None:
     for name, there in hashes.items():
         try:
             if ray.get(there) != here:
-                raise ValueError(f"the machine {name} has another model of the name {model['model']!r}")
+                raise ValueError(f"the machine {name} has a different model named {model['model']!r}")
         except RayTaskError as error:
             raise ValueError(f"the machine {name} can't load the model: {last_line(error)}") from None
 
 
 def last_line(error: BaseException) -> str:
-    """What an error of Ray says, without the trace of another process."""
+    """The message of a Ray error, without the other process's traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""What runs on the machines of a cluster: an actor with an engine, which stays full while rows come and go."""
+"""Runs on the machines of a cluster: an actor with an engine, which stays full while rows come and go."""
 
 import itertools
 import json
@@ -12,20 +12,20 @@ from ..batch_file import How, LineReader, completed, refused
 from ..manifest import hash_of_checkpoint
 from ..stages import stage_of
 
-SHARE_OF_FREE_MEMORY = 0.5  # for the KV caches of all actors of a machine together
+SHARE_OF_FREE_MEMORY = 0.5  # for the KV caches of all actors on a machine together
 
 
 class Completer:
-    """An engine that completes batches of lines, several batches at once, each in a thread of its own.
+    """An engine that completes batches of lines, several batches at once, each in its own thread.
 
-    A batch that had to end before the next one may begin would leave the engine half empty at the end of each.
+    If a batch had to end before the next one could begin, the engine would be half empty at the end of each.
 
     Args:
         package: of the stage.
         options: of the engine.
-        how: the lines are completed.
+        how: how the lines are completed.
         per_machine: how many such actors share a machine's memory.
-        num_cpus, num_gpus: that this one may use.
+        num_cpus, num_gpus: what this one may use.
     """
 
     def __init__(self, package: str, options: dict, how: How, per_machine: int, num_cpus: int, num_gpus: float):
@@ -50,7 +50,7 @@ class Completer:
         try:
             return self._complete(batch)
         except Exception as error:
-            # A step has failed, twice. Ray starts an actor again whose process has ended, and only then.
+            # A step has failed, twice. Ray restarts an actor only if its process has ended.
             print(f"scaleout: {error}", file=sys.stderr, flush=True)
             os._exit(1)
 
@@ -59,7 +59,7 @@ class Completer:
         for place, number, raw, name in zip(*(batch[c] for c in ("place", "number", "raw", "id")), strict=True):
             line = self.reader.read_line(bytes(raw), int(number))
             self.reader.check(line)
-            line.id = json.loads(name)  # the driver has seen all ids, and has named those that had none
+            line.id = json.loads(name)  # the driver has seen all ids, and has given ids to lines without one
             jobs.append((int(place), line))
         good = [(place, line) for place, line in jobs if not line.error]
         answers = list(itertools.chain(refused(jobs), completed(self.stage, good, self.llm)))
@@ -67,7 +67,7 @@ class Completer:
 
 
 def cache_bytes(package: str, options: dict, per_machine: int) -> int:
-    """The KV cache of one of several actors on a machine: its part of half of the free memory, and no more than its
+    """The KV cache of one of several actors on a machine: its part of half the free memory, and no more than its
     requests can fill."""
     stage = stage_of(package)
     free = stage.free_memory(torch.device("cpu"))
@@ -75,7 +75,8 @@ def cache_bytes(package: str, options: dict, per_machine: int) -> int:
 
 
 def look_at_model(package: str, model: dict[str, str | None]) -> str:
-    """The hash of a machine's files of the model that these options name. Raises ValueError, OSError if it has none."""
+    """The hash of this machine's files of the model that these options name. Raises ValueError, OSError if it has
+    none."""
     stage = stage_of(package)
     config: Any = stage.EngineConfig(**model)
     return hash_of_checkpoint(stage, stage.find_model(config.model, config.load_format), config)

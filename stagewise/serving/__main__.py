@@ -1,6 +1,6 @@
 """The command line: `python -m stagewise serve --stage 7 --model tinytales --port 8000`.
 
-Exit status: 0 ended by a signal when all was done, 2 bad input, 130 or 143 ended at once by a second signal.
+Exit status: 0 ended by a signal with all work done, 2 bad input, 130 or 143 ended at once by a second signal.
 """
 
 import argparse
@@ -25,32 +25,36 @@ try:
     from .service import Service
 except ModuleNotFoundError as error:
     command = "stagewise" if Path(sys.argv[0]).name == "stagewise" else "python -m stagewise"
-    sys.exit(f'{command} serve: error: {error}; install what it needs: pip install -e ".[serve]"')
+    sys.exit(f'{command} serve: error: {error}; install the requirements: pip install -e ".[serve]"')
 
 
 def server_parser(stage: Stage, prog: str) -> Parser:
     parser = Parser(prog=prog, description=description, allow_abbrev=False)
     add = parser.add_argument_group("serving").add_argument
     add("--stage", type=int, choices=list(SERVING), default=EXACT, help="whose engine (default: %(default)s)")
-    add("--served-model-name", metavar="NAME", help="what requests call the model (default: as --model)")
+    add("--served-model-name", metavar="NAME", help="the model's name in requests (default: as --model)")
     add(
         "--chat-template",
         type=Path,
         metavar="FILE",
-        help="a Jinja template that makes a prompt of messages, for /v1/chat/completions (default: the model's own)",
+        help="a Jinja template that turns messages into a prompt, for /v1/chat/completions (default: the model's own)",
     )
-    help = "what a request leaves out is as in the model's generation_config.json, if that has it"
+    help = "defaults for what a request leaves out come from the model's generation_config.json, if it has one"
     add("--generation-config", action="store_true", help=help)
-    help = "answer requests with fields that are not known here or can't be acted on, and name these in the log"
+    help = "accept requests with unknown or unsupported fields, and name these in the log"
     add("--ignore-unknown-fields", action="store_true", help=help)
     add_options(stage, parser.add_argument_group("engine").add_argument)
     if stage.is_fair:
         parser.set_defaults(policy="fair")
     add = parser.add_argument_group("server").add_argument
     parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")
-    add("--host", default="127.0.0.1", help="where to listen (default: %(default)s, this machine alone)")
-    add("--port", type=int, default=8000, metavar="N", help="0: one that is free (default: %(default)s)")
-    add("--api-key", metavar="KEY", help="what clients of /v1/ must show; or in the environment, STAGEWISE_API_KEY")
+    add("--host", default="127.0.0.1", help="where to listen (default: %(default)s, only this machine)")
+    add("--port", type=int, default=8000, metavar="N", help="0: any free port (default: %(default)s)")
+    add(
+        "--api-key",
+        metavar="KEY",
+        help="the key that clients of /v1/ must send; or set STAGEWISE_API_KEY in the environment",
+    )
     add(
         "--grace",
         type=float,
@@ -61,18 +65,19 @@ def server_parser(stage: Stage, prog: str) -> Parser:
     add(
         "--page",
         action=argparse.BooleanOptionalAction,
-        help="show what runs, its texts too, to whoever opens the address in a browser, and let them move its levers "
-        "(default: where only this machine is served, and no key is asked for)",
+        help="show everything that runs, including its texts, to anyone who opens the address in a browser, and let "
+        "them move its levers "
+        "(default: if only this machine is served, without a key)",
     )
-    add("--log-prompts", action="store_true", help="put prompts into the log of requests, on stderr")
-    add("--quiet", action="store_true", help="no log of requests")
+    add("--log-prompts", action="store_true", help="include prompts in the request log, on stderr")
+    add("--quiet", action="store_true", help="no request log")
     add(
         "--allow-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let pages of this site ask too, as in https://example.org, and under its name; may be given again; '*': "
-        "all (default: where only this machine is served, none)",
+        help="let pages of this site send requests too, as in https://example.org, and under its name; repeatable; "
+        "'*': all (default: none, if only this machine is served)",
     )
     add_flags(parser.add_argument_group("limits").add_argument)
     return parser
@@ -82,7 +87,7 @@ def check(stage: Stage, args: argparse.Namespace) -> None:
     """Raise ValueError for a flag of the server that is wrong."""
     if args.name is not None:
         if args.model not in (stage.EngineConfig().model, args.name):
-            raise ValueError(f"give one model, not {args.name} and --model {args.model}")
+            raise ValueError(f"give one model, not both {args.name} and --model {args.model}")
         args.model = args.name
     stage.check_whole_number("--port", args.port, 0, 65535)
     stage.check_number("--grace", args.grace, 0, 86400)
@@ -91,9 +96,11 @@ def check(stage: Stage, args: argparse.Namespace) -> None:
         raise ValueError("--api-key is empty: give a key, or leave it out")
     for origin in args.allow_origin:
         if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
-            raise ValueError(f"--allow-origin {origin!r} is no origin: write it as https://example.org, without a path")
+            raise ValueError(
+                f"--allow-origin {origin!r} is not an origin: write it as https://example.org, without a path"
+            )
     if args.log_prompts and args.quiet:
-        raise ValueError("--log-prompts can't go with --quiet, which logs nothing")
+        raise ValueError("--log-prompts can't be combined with --quiet, which logs nothing")
     args.limits = limits_of(args, stage)
     args.only_here = is_loopback(args.host)
     if args.page is None:
@@ -101,7 +108,7 @@ def check(stage: Stage, args: argparse.Namespace) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can ask there."""
+    """Whether only this machine can connect there."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name
@@ -112,7 +119,7 @@ def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Serv
     """The engine that the flags ask for, and what answers with it."""
     template = load_template(args.chat_template, stage.tokenizer_files(args.model, args.load_format, args.tokenizer))
     defaults = stage.generation_defaults(args.model, args.load_format) if args.generation_config else {}
-    stage.SamplingParams(**defaults)  # raises ValueError for what can't be
+    stage.SamplingParams(**defaults)  # raises ValueError for bad options
     options = options_of(stage, args)
     engine = stage.AsyncLLM(max_queue_size=min(limits.max_queue_size, 2**31), **options)
     limit_threads(stage, engine.llm)

@@ -1,4 +1,4 @@
-"""The routes of the server, and the gate before them: who may enter, and a line in the log for each who did."""
+"""The server's routes, and the gate in front of them: who may enter, and a log line for each request."""
 
 import asyncio
 import contextlib
@@ -37,37 +37,37 @@ from .service import Run, Service
 
 T = TypeVar("T")
 MAX_VISITORS = 64  # of the page, at once
-REQUEST_ID = re.compile(rb"[!-~]{1,200}")  # of a client's, which comes back in a header
-HERE = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d*)?")  # what a browser on this machine calls it
+REQUEST_ID = re.compile(rb"[!-~]{1,200}")  # of a client's id, which is returned in a header
+HERE = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d*)?")  # names that a browser on this machine uses for it
 CHATS = "/v1/chat/completions"
 HINTS = {
-    "/v1/responses": f": ask {CHATS} instead; for this openai-agents has set_default_openai_api('chat_completions') "
+    "/v1/responses": f": use {CHATS} instead; for this, openai-agents has set_default_openai_api('chat_completions') "
     "(setOpenAIAPI in JavaScript), @ai-sdk/openai has openai.chat(MODEL), inspect has -M responses_api=false",
-    "/v1/messages": f": ask {CHATS} instead, in OpenAI's form",
-    "/v1/embeddings": ": this model makes no embeddings",
+    "/v1/messages": f": use {CHATS} instead, in OpenAI's format",
+    "/v1/embeddings": ": this model can't make embeddings",
     **{path: f": it is /v1{path}" for path in ("/completions", "/chat/completions", "/models")},
 }
-ALWAYS_OPEN = ("/health", "/ready", "/version", "/metrics")  # also while the server ends
+ALWAYS_OPEN = ("/health", "/ready", "/version", "/metrics")  # even during shutdown
 
 
 class App:
     """The ASGI application.
 
     Args:
-        service: what answers.
-        api_key: what clients of /v1/ have to show; None: nothing.
+        service: answers the requests.
+        api_key: what clients of /v1/ have to send; None: nothing.
         log: takes a line for each request; None: no log.
-        log_prompts: put prompts into those lines.
-        page: show what runs, its texts too, and let those who look move the levers.
-        only_here: answer only who asks for this machine by a name of its own, and no page of another site. Without it
-            any page that a browser on this machine shows may have the server work, and read what it does. Who shows the
-            key need not ask so.
-        allow_origins: pages of other sites that may ask anyway ("https://example.org"), and by what name; "*":
+        log_prompts: include prompts in those lines.
+        page: show what runs, including its texts, and let viewers move the levers.
+        only_here: answer only requests that address this machine by its own name, and none from pages of other sites.
+            Otherwise any page in a browser on this machine could use the server, and read its answers. Requests with
+            the key are exempt.
+        allow_origins: other sites whose pages may send requests anyway ("https://example.org"), and their names; "*":
             all.
 
     Attributes:
         draining: take no new requests. Set it to end the server.
-        num_active: the requests that are being answered, without those who look on.
+        num_active: the requests that are being answered, not counting viewers.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class App:
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id)]
             await send(message)
 
-        counts = scope["path"] != "/live"  # one who looks on does not hold up the end of the server
+        counts = scope["path"] != "/live"  # a viewer does not delay the server's end
         self.num_active += counts
         try:
             await self._entrance(scope, receive, watched)
@@ -155,7 +155,7 @@ class App:
         await (error_response(error) if error else self.routes)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> APIError | None:
-        """Why a request may not enter."""
+        """Why a request may not enter; None if it may."""
         if self.only_here and "*" not in self.allow_origins and (error := self._foreign(scope)):
             return error
         if self.draining and scope["path"] not in ALWAYS_OPEN:
@@ -164,18 +164,18 @@ class App:
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, f"Bearer {self.api_key}".encode()):  # in constant time
                 headers = {"WWW-Authenticate": "Bearer"}
-                message = "the header 'Authorization: Bearer KEY' is missing or has another key"
+                message = "the header 'Authorization: Bearer KEY' is missing or has the wrong key"
                 return APIError(401, message, code="invalid_api_key", headers=headers)
         return None
 
     def _foreign(self, scope: Scope) -> APIError | None:
-        """The error for a request that the page of another site may have made, through a browser on this machine. Such
-        a page is known by the Origin it has, or, where it has a name of its own for this address, by the Host."""
+        """The error for a request that another site's page may have made, through a browser on this machine. Such a
+        page is recognized by its Origin, or, if it has its own name for this address, by the Host."""
         if self.api_key is not None and scope["path"].startswith("/v1/"):
             return None  # it can't know the key
         headers = dict(scope["headers"])
         host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
-        has_name = b"host" in headers  # HTTP/1.0 need not have it, but every browser has
+        has_name = b"host" in headers  # HTTP/1.0 need not send it, but every browser does
         allowed = {one.partition("://")[2] for one in self.allow_origins}
         if has_name and not HERE.fullmatch(host) and host not in allowed:
             name, value = "Host", host
@@ -183,7 +183,7 @@ class App:
             name, value = "Origin", origin
         else:
             return None
-        message = f"the {name} {value!r:.80} is not this machine's own; --allow-origin lets others in"
+        message = f"the {name} {value!r:.80} is not this machine's; --allow-origin lets others in"
         return APIError(403, message, code="foreign_origin")
 
     def _line(self, scope: Scope, status: int, seconds: float, request_id: str) -> str:
@@ -275,7 +275,7 @@ class App:
         return Viewer(self.recorder, seen, int(after)) if re.fullmatch(r"\d{1,15}", after) else Viewer(self.recorder)
 
     async def replay(self, request: Request) -> Response:
-        """A replay of one step, into which the page puts those that it has."""
+        """A replay of one step, to which the page adds the steps that it has."""
         if (opening := self.recorder.opening) is None:
             raise APIError(404, "nothing has run yet")
         return await self.service.lanes.do(len(opening[1]), lambda: HTMLResponse(replay_page(first_step(*opening))))
@@ -289,17 +289,18 @@ class App:
         return JSON(await self._read(request, self.levers.move))
 
     async def visit(self, request: Request) -> Response:
-        """A made-up visitor, who asks and goes; how many are there now. The browser has six connections, too few."""
+        """A simulated visitor, who sends a request and leaves; how many there are now. A browser's six connections are
+        too few."""
         job = await self._job(request)
         if len(self._visits) >= MAX_VISITORS:
-            raise APIError(429, f"{MAX_VISITORS} visitors are there already", code="queue_full")
+            raise APIError(429, f"there are already {MAX_VISITORS} visitors", code="queue_full")
         visit = asyncio.create_task(self._visit(job))
         self._visits.add(visit)
         visit.add_done_callback(self._visits.discard)
         return JSON({"here": len(self._visits)}, 202)
 
     async def _visit(self, job: Job) -> None:
-        with contextlib.suppress(APIError):  # the queue is full, or the server ends
+        with contextlib.suppress(APIError):  # the queue is full, or the server is ending
             async with Run(self.service, job) as run:
                 await self.service.whole(run)
 
@@ -307,13 +308,13 @@ class App:
         return await self._read(request, lambda body: self.service.job(body, chat=chat))
 
     async def _read(self, request: Request, make: Callable[[dict], T]) -> T:
-        """What `make` makes of a body's fields, in a thread."""
+        """The result of `make` for a body's fields, in a thread."""
         size, fields = await read_json(request, self.limits, self.service.lanes)
         return await self.service.lanes.do(size, lambda: make(fields), has_form=may_have_form(fields))
 
 
 async def no_route(request: Request, error: HTTPException) -> Response:
-    """Starlette's own errors: a path or a method that is not there."""
+    """Starlette's own errors: an unknown path or method."""
     path = request.url.path
     message = f"there is no {path:.80}{HINTS.get(path.rstrip('/'), '')}"
     if error.status_code == 405:
@@ -326,5 +327,5 @@ async def api_error(request: Request, error: APIError) -> Response:
 
 
 async def unexpected(request: Request, error: Exception) -> Response:
-    """A mistake of this program; what it was goes to stderr."""
-    return error_response(APIError(500, "the server has failed at this request; its log says how"))
+    """A bug in this program; the traceback goes to stderr."""
+    return error_response(APIError(500, "the server failed on this request; its log says why"))

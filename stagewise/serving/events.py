@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def to_json(content: Any) -> bytes:
-    """In ASCII, because some readers end a line at U+2028 or U+0085 too."""
+    """In ASCII, because some readers also end a line at U+2028 or U+0085."""
     return strict_json.to_json(content, ascii=True).encode()
 
 
@@ -28,7 +28,7 @@ def with_choices(answer: dict) -> bytes:
 
 
 def event(content: dict, kind: str = "") -> bytes:
-    """A server-sent event. JSON has no line breaks of its own, so it is one line and an empty one."""
+    """A server-sent event. JSON contains no line breaks, so it is one line and an empty one."""
     name = f"event: {kind}\n".encode() if kind else b""
     return name + b"data: " + to_json(content) + b"\n\n"
 
@@ -51,7 +51,7 @@ async def until_gone(receive: Receive) -> None:
 
 
 async def unless_gone(receive: Receive, work: Coroutine) -> None:
-    """Do this work, and cancel it if the client goes before it is done."""
+    """Do this work, and cancel it if the client leaves before it is done."""
     task, gone = asyncio.create_task(work), asyncio.create_task(until_gone(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -64,10 +64,10 @@ async def unless_gone(receive: Receive, work: Coroutine) -> None:
 
 
 class Answer:
-    """The response to a job, as ASGI: whole, or as a stream. If the client goes, the request is aborted.
+    """The response to a job, as ASGI: whole, or as a stream. If the client leaves, the request is aborted.
 
-    A client that reads slowly holds up nobody: while `send` waits until the connection takes more, its tokens wait in
-    the `Run`, and there are no more of them than it has asked for.
+    A slow reader delays nobody else: while `send` waits for the connection, its tokens wait in the `Run`, and there are
+    no more of them than it has requested.
     """
 
     def __init__(self, service: Service, job: Job):

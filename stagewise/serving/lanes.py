@@ -1,4 +1,4 @@
-"""Threads for what takes long, so that it does not hold up the event loop, where everybody else would wait for it."""
+"""Threads for slow work, so that it does not block the event loop and everybody else."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
-SMALL = 2**14  # bytes of JSON, which take some milliseconds; what is longer is large
-SWITCH_SECONDS = 0.0005  # after which Python lets another thread go on, if one waits; the engine waits often
+SMALL = 2**14  # bytes of JSON, which take some milliseconds; anything longer is large
+SWITCH_SECONDS = 0.0005  # after which Python switches to a waiting thread; the engine often waits
 
 
 class Lanes:
-    """A thread for what is small, one for what is large, and one for requests with forms, which may take a second to
+    """A thread for small work, one for large, and one for requests with structured output, which may take a second to
     compile. More would not be faster: Python runs one thread at a time."""
 
     def __init__(self):

@@ -1,5 +1,5 @@
-"""Levers on a running engine: how many requests may run, and how many blocks of the KV cache there are. They hold a
-part of it back, as if it had been started with less."""
+"""Levers on a running engine: how many requests may run, and how many KV cache blocks there are. They hold back a part,
+as if the engine had been started with less."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from .service import Service
 
 
 class HeldBack:
-    """Blocks that are nobody's: to the block manager they are a sequence."""
+    """Blocks that are held back: to the block manager they are a sequence."""
 
     num_cacheable = 0
 
@@ -20,13 +20,13 @@ class HeldBack:
 
 
 class Levers:
-    """They go up to what the engine was started with. Stage 4, whose slots are what they are, has none.
+    """They go up to the engine's start values. Stage 4, whose slots are fixed, has none.
 
-    No request waits for ever: blocks can't go below what one that is there may need, and when one comes that may need
-    more than there are, they go up to that.
+    No request waits forever: blocks can't go below what an existing request may need, and if a new one may need more
+    than there are, they go up to that.
 
     Args:
-        made: told of each request when it is made, before the engine has it.
+        made: called with each request when it is made, before the engine has it.
     """
 
     def __init__(self, service: Service, made: Callable[[Any], None] | None = None):
@@ -35,7 +35,7 @@ class Levers:
         watch_requests(service.stage, self.llm, self._is_made, self._is_added)
 
     def read(self) -> dict[str, dict[str, int]]:
-        """Each lever: where it is, and how far it goes now."""
+        """Each lever: its position, and its current range."""
         if self.service.stage.number < 5:
             return {}
         manager = self.core.block_manager
@@ -46,10 +46,10 @@ class Levers:
         }
 
     def move(self, body: dict) -> dict[str, dict[str, int]]:
-        """Move levers, and say where they are then: blocks stop at what a request that is there may need. Who runs and
-        has no place any more waits again.
+        """Move levers, and return their positions: blocks stop at what an existing request may need. Running requests
+        that no longer have a place wait again.
 
-        May wait for a step: call this in a thread. Raises APIError for a lever that is not there, or can't go so far.
+        May wait for a step: call this in a thread. Raises APIError for an unknown lever, or one that can't go that far.
         """
         values = Fields(body, {name: number(1, lever["high"]) for name, lever in self.read().items()})
         return between_steps(self.llm, lambda: self._move(values))
@@ -81,7 +81,7 @@ class Levers:
 
     @property
     def _num_held(self) -> int:
-        """After a step that was cut short all blocks are free, these too."""
+        """After an interrupted step all blocks are free, including these."""
         try:
             return len(self.core.block_manager.block_table(self._held))
         except KeyError:
@@ -99,7 +99,7 @@ class Levers:
             manager.allocate(self._held)
 
     def _preempt_until(self, enough: Callable[[], bool]) -> None:
-        """The last in the order of the queue go first, as when memory is short."""
+        """The last in queue order go first, as when memory is short."""
         scheduler = self.core.scheduler
         while not enough():
             scheduler.preempt(max(scheduler.running, key=lambda request: request.rank))

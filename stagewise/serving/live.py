@@ -1,19 +1,19 @@
-"""The engine as it runs, to be looked at: its steps as server-sent events.
+"""A live view of the engine: its steps as server-sent events.
 
-One recorder listens to the engine from when the first viewer comes until KEPT_SECONDS after the last one has gone. It
-keeps the latest steps, ready to be sent, so that all viewers see the same steps under the same numbers, the engine's,
-and who loads the page again sees what was there before. Else nothing is recorded.
+One recorder listens to the engine from when the first viewer comes until KEPT_SECONDS after the last one has left. It
+keeps the latest steps, ready to be sent, so that all viewers see the same steps under the engine's numbers, and a
+reloaded page shows what was there before. Otherwise nothing is recorded.
 
 A viewer gets these events:
 
-    run     first, and whenever it can't go on where it was: `run` (a name of what is recorded), `server` (of this
+    run     first, and whenever it can't continue where it was: `run` (a name for the recording), `server` (for this
             process), `header` (of the trace, see ../trace_file.py), `first` and `next`: the numbers of the first
-            step that it will get and of the one after the last that there is now, or null. Whoever comes back with
-            `?run=NAME&after=NUMBER` goes on after that step, and gets {"run", "resumed": true} instead.
-    asked   of requests that a step below is the first to name: their ids -> [when they came, x-request-id]
+            step that it will get and of the one after the latest, or null. A viewer that returns with
+            `?run=NAME&after=NUMBER` continues after that step, and gets {"run", "resumed": true} instead.
+    asked   for requests that a step below is the first to name: their ids -> [arrival time, x-request-id]
     step    a step of the trace. The first one after a header begins with what was there already
-    now     what is so at this moment, if it has changed: the levers, the number of visitors, whether the engine failed
-    bye     the server ends
+    now     the current state, if it has changed: the levers, the number of visitors, whether the engine failed
+    bye     the server is ending
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from ..tracing import detach, guesses, look_on, new_texts
 from .events import event, unless_gone
 from .service import Service
 
-PAUSE = 0.1  # seconds between two looks at what has come: a viewer that is woken at every step takes the engine's cores
-MAX_BEHIND = 1000  # records that may wait to be put into words; if there are more, the record begins again
-KEPT_STEPS, KEPT_BYTES = 20_000, 2**25  # about so much is kept for who comes
-CHUNKS = 8  # in which it is kept: the oldest is dropped as a whole
+PAUSE = 0.1  # seconds between two checks for new steps: waking viewers at every step would take the engine's cores
+MAX_BEHIND = 1000  # records that may wait to be formatted; if there are more, the recording starts over
+KEPT_STEPS, KEPT_BYTES = 20_000, 2**25  # roughly this much is kept for new viewers
+CHUNKS = 8  # chunks of it: the oldest is dropped as a whole
 KEPT_SECONDS = 600.0  # without a viewer
 KEPT_NAMES = 10_000  # of requests
 AT_ONCE = 2**18  # bytes that are sent in one piece
@@ -43,12 +43,12 @@ asked_as: contextvars.ContextVar[str] = contextvars.ContextVar("asked_as", defau
 
 
 class Chunk:
-    """Steps in a row, and what was there before them.
+    """Consecutive steps, and what was there before them.
 
     Attributes:
         header: of the trace, when the chunk began.
-        opening: its first step, for who begins here.
-        lines: its steps, for who has those before.
+        opening: its first step, for viewers who begin here.
+        lines: its steps, for viewers who have the ones before.
         first: the number of its first step.
     """
 
@@ -56,13 +56,13 @@ class Chunk:
         self.header: dict = {}
         self.first, self.opening, self.num_bytes = 0, b"", 0
         self.lines: list[bytes] = []
-        self._records: collections.deque = collections.deque()  # what has come, and is not in `lines` yet
+        self._records: collections.deque = collections.deque()  # records that are not in `lines` yet
         self._known, self._num_told = [], 0  # what was there when it began, and how many events of the first step
         self._named: set[int] = set()  # tokens
         self.is_behind = False
 
     def listen(self, record: Any) -> None:
-        """In the engine's thread, which wakes nobody here."""
+        """Called in the engine's thread; wakes nobody."""
         if len(self._records) >= MAX_BEHIND:
             self.is_behind = True
         else:
@@ -85,7 +85,7 @@ class Chunk:
         return self._records[0].step if self._records else None
 
     def write(self, service: Service, asked: dict[str, tuple], before: int | None = None) -> None:
-        """Put into lines what has come, up to the step of this number."""
+        """Format new records as lines, up to the step with this number."""
         for _ in range(len(self._records)):
             if before is not None and self._records[0].step >= before:
                 break
@@ -115,16 +115,16 @@ def first_step(header: dict, opening: bytes) -> Trace:
 
 
 class Recorder:
-    """What viewers are shown.
+    """The recording that viewers see.
 
     Args:
-        is_ending: whether the server ends.
-        now: what is so at a moment.
+        is_ending: whether the server is ending.
+        now: the current state.
 
     Attributes:
-        server: a name of this process.
-        run: of what is recorded; another one when steps are missing.
-        viewers: those who look on.
+        server: a name for this process.
+        run: a name for the recording; it changes when steps are missing.
+        viewers: the current viewers.
     """
 
     def __init__(self, service: Service, is_ending: Callable[[], bool], now: Callable[[], dict]):
@@ -135,13 +135,13 @@ class Recorder:
         self._task: asyncio.Task | None = None
 
     def made(self, request: Any) -> None:
-        """In the thread of who asks."""
+        """Called in the caller's thread."""
         self._asked[request.request_id] = request.arrival_time, asked_as.get()
         if len(self._asked) > KEPT_NAMES:
             self._asked.pop(next(iter(self._asked)), None)
 
     def look(self) -> None:
-        """Record, from now on, if nobody did."""
+        """Start recording, unless it is running."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._record())
 
@@ -151,16 +151,16 @@ class Recorder:
 
     @property
     def opening(self) -> tuple[dict, bytes] | None:
-        """The header and the first step that there is; None if nothing ran."""
+        """The header and the first available step; None if nothing ran."""
         return (self.chunks[0].header, self.chunks[0].opening) if self.chunks and self.chunks[0].lines else None
 
     def line(self, number: int) -> bytes | None:
-        """The step of this number; None if it is still to come. Must not be one that was dropped."""
+        """The step with this number; None if it has not happened yet. It must not be a dropped one."""
         chunk = next(chunk for chunk in reversed(self.chunks) if chunk.first <= number or chunk is self.chunks[0])
         return chunk.lines[number - chunk.first] if number < chunk.next else None
 
     async def _record(self) -> None:
-        """Until nobody has looked for a long time."""
+        """Run until there has been no viewer for a long time."""
         try:
             await self._begin()
             alone = 0.0
@@ -186,7 +186,7 @@ class Recorder:
         self.run, self.chunks = uuid.uuid4().hex[:12], collections.deque([chunk])
 
     async def _go_on(self) -> None:
-        """Another chunk. For a moment both listen: the steps that both have are the later one's."""
+        """Start another chunk. For a moment both listen: the steps that both have go to the new one."""
         old, new = self.chunks[-1], Chunk()
         await asyncio.to_thread(new.begin, self.service)
         await asyncio.to_thread(detach, self.llm, old.listen)
@@ -202,10 +202,10 @@ class Recorder:
 
 
 class Viewer:
-    """The response to one who looks on, as ASGI: an event stream that ends with the server.
+    """The response to a viewer, as ASGI: an event stream that ends with the server.
 
     Args:
-        seen: the run of which this viewer has been shown all up to the step `after`.
+        seen: the recording of which this viewer has everything up to the step `after`.
     """
 
     def __init__(self, recorder: Recorder, seen: str = "", after: int = -1):
@@ -238,7 +238,7 @@ class Viewer:
         await send({"type": "http.response.body", "body": event({}, "bye"), "more_body": False})
 
     def _is_there(self) -> bool:
-        """Whether it can go on where it is."""
+        """Whether the viewer can continue where it is."""
         first = self.recorder.chunks[0]
         return self._run == self.recorder.run and (self._next < 0 or first.first <= self._next)
 

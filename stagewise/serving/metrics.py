@@ -1,7 +1,7 @@
-"""What the server counts, for Prometheus, under vLLM's names where they mean the same.
+"""The server's metrics, for Prometheus, under vLLM's names where they mean the same.
 
-Counters and histograms are kept by the event loop as news pass through it. What the engine alone knows is read from it
-at a scrape: lengths and counters, which take no lock and do not hold up a step.
+Counters and histograms are updated by the event loop as events pass through it. Values that only the engine knows are
+read from it at a scrape: lengths and counters, which take no lock and delay no step.
 """
 
 import time
@@ -24,8 +24,8 @@ class Metrics:
     """The counters of a server.
 
     Attributes:
-        num_unfinished: completions that wait or run.
-        num_tokens: what these may have in the end, prompts included.
+        num_unfinished: waiting and running completions.
+        num_tokens: their maximum number of tokens, including prompts.
     """
 
     def __init__(self, stage: Stage, engine: Any, model_name: str):
@@ -34,7 +34,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.prompt_tokens = self._make(Counter, "prompt_tokens", "Tokens of prompts.")
-        self.generation_tokens = self._make(Counter, "generation_tokens", "Tokens that were made.")
+        self.generation_tokens = self._make(Counter, "generation_tokens", "Generated tokens.")
         self.success = self._make(Counter, "request_success", "Completions that ended.", labels=("finished_reason",))
         self.ttft = self._seconds("time_to_first_token", "From a request to its first token.")
         self.itl = self._seconds("inter_token_latency", "Between two tokens of a completion.", TOKEN_SECONDS)
@@ -44,7 +44,7 @@ class Metrics:
         self.prefill = self._seconds("request_prefill_time", "From its first step to its first token.")
         self.decode = self._seconds("request_decode_time", "From its first token to its last one.")
         self.inference = self._seconds("request_inference_time", "From its first step to its last token.")
-        self.iteration = self._tokens("iteration_tokens_total", "Tokens of a step: of prompts, and new ones.")
+        self.iteration = self._tokens("iteration_tokens_total", "Tokens in a step: of prompts, and new ones.")
         self.prompt_lengths = self._tokens("request_prompt_tokens", "Tokens of a prompt.")
         self.lengths = self._tokens("request_generation_tokens", "Tokens of a completion.")
         self.max_tokens = self._tokens("request_params_max_tokens", "max_tokens of a completion.")
@@ -53,7 +53,9 @@ class Metrics:
         if stage.number >= 5:
             self.cache_queries = self._make(Counter, "prefix_cache_queries", "Tokens looked up in the prefix cache.")
             self.cache_hits = self._make(Counter, "prefix_cache_hits", "Tokens found in it.")
-            self.computed = self._tokens("request_prefill_kv_computed_tokens", "Tokens of a prompt that it had not.")
+            self.computed = self._tokens(
+                "request_prefill_kv_computed_tokens", "Tokens of a prompt that were not in it."
+            )
 
     def _make(self, kind: type, name: str, text: str, labels: tuple[str, ...] = (), **more: Any) -> Any:
         metric = kind(f"vllm:{name}", text, ("model_name", *labels), registry=self.registry, **more)
@@ -75,7 +77,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """What the engine knows; the registry asks for it at a scrape."""
+        """The engine's values; the registry asks for them at a scrape."""
         core = core_of(self.engine.llm)
         running = len(core.scheduler.running)
         yield self._gauge("num_requests_running", "Completions in the batch.", running)
@@ -104,14 +106,14 @@ class Metrics:
     def _speculation(self, stats: Any) -> Iterator[CounterMetricFamily]:
         """Names and meanings as vLLM's."""
         model = [self.model_name]
-        counts = {"num_drafts": (stats.num_drafts, "Times that tokens were guessed for a completion.")}
-        counts |= {"num_draft_tokens": (stats.num_draft_tokens, "Tokens that were guessed.")}
-        counts |= {"num_accepted_tokens": (stats.num_accepted_tokens, "Guesses that were right.")}
+        counts = {"num_drafts": (stats.num_drafts, "Times that tokens were drafted for a completion.")}
+        counts |= {"num_draft_tokens": (stats.num_draft_tokens, "Draft tokens.")}
+        counts |= {"num_accepted_tokens": (stats.num_accepted_tokens, "Draft tokens that were accepted.")}
         for name, (value, text) in counts.items():
             family = CounterMetricFamily(f"vllm:spec_decode_{name}", text, labels=["model_name"])
             family.add_metric(model, value)
             yield family
-        text = "Guesses that were right, by their place after the last token."
+        text = "Accepted draft tokens, by their position after the last token."
         name = "vllm:spec_decode_num_accepted_tokens_per_pos"
         family = CounterMetricFamily(name, text, labels=["model_name", "position"])
         for position, value in enumerate(list(stats.num_accepted_tokens_per_pos)):
@@ -125,7 +127,7 @@ class Metrics:
 
 
 class Meter:
-    """Counts a request: it is shown all news of it."""
+    """Counts a request, from all its events."""
 
     def __init__(self, metrics: Metrics, job: Job):
         self.metrics, self.job, self.arrival = metrics, job, time.perf_counter()
@@ -172,7 +174,7 @@ class Meter:
         self._unfinished -= 1
 
     def close(self) -> None:
-        """What has not ended by now is aborted."""
+        """Completions that have not ended by now count as aborted."""
         self.metrics.num_tokens -= self._num_tokens
         while self._unfinished:
             self._unfinished -= 1

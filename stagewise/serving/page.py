@@ -1,4 +1,4 @@
-"""The page at /: that of replay, with a playground above, and the engine as it runs instead of a trace."""
+"""The page at /: the replay page with a playground above it, showing the running engine instead of a trace."""
 
 import base64
 import functools
@@ -34,7 +34,7 @@ def replay_page(trace: Trace) -> str:
 
 @functools.cache
 def policy(html: str) -> str:
-    """A Content-Security-Policy for a page: only its own scripts run, and it talks to its own server alone."""
+    """A Content-Security-Policy for a page: only its own scripts run, and it talks only to its own server."""
     scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)

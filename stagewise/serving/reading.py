@@ -11,28 +11,28 @@ from ..openai.limits import Limits
 from ..strict_json import no_duplicates
 from .lanes import SMALL, Lanes
 
-MAX_DEPTH = 64  # of lists and objects in one another
-CLIENT_GONE = 499  # in the log, where nothing was sent: the status that nginx has for this
+MAX_DEPTH = 64  # nesting depth of lists and objects
+CLIENT_GONE = 499  # in the log, if nothing was sent: nginx's status for this
 DROPPED = 8  # a body of up to this many times the limit is read before it is refused
 CLOSE = {"Connection": "close"}  # there may be more of the body on its way
 
 
 async def read_json(request: Request, limits: Limits, lanes: Lanes) -> tuple[int, dict]:
-    """How many bytes the body of a request has, and its fields. Raises APIError for a body that is refused."""
+    """The number of bytes of a request's body, and its fields. Raises APIError for a body that is refused."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # other kinds a page of another site may send without asking
+    if kind != "application/json":  # another site's page may send other types without permission
         raise APIError(415, f"the Content-Type must be application/json, got {kind!r:.80}")
     try:
         body = await read_body(request, limits.max_body_bytes)
     except ClientDisconnect:
-        raise APIError(CLIENT_GONE, "the client has gone") from None
+        raise APIError(CLIENT_GONE, "the client has left") from None
     parse = functools.partial(parse_json, body, max_values=limits.max_json_values)
     return len(body), parse() if len(body) <= SMALL else await lanes.do(len(body), parse)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
     """A body of at most this many bytes. The rest of a longer one is read too, up to a point, and dropped: a simple
-    client looks for the answer only when it has sent everything."""
+    client reads the answer only after it has sent everything."""
     body, num_bytes = bytearray(), 0
     too_long = APIError(413, f"the body is longer than {limit:,} bytes", code="body_too_large", headers=CLOSE)
     told = request.headers.get("content-length", "")
@@ -52,8 +52,8 @@ async def read_body(request: Request, limit: int) -> bytes:
 def parse_json(raw: bytes, max_values: int) -> dict:
     """The fields of a body. Raises APIError unless it is one object of strict JSON, with each key once."""
     if (num_values := sum(map(raw.count, (b",", b"[", b"{")))) > max_values:
-        # A comma in a text counts too: this is for finding out without a parser, which can't be interrupted.
-        raise APIError(413, f"the body has about {num_values:,} values of JSON; the limit is {max_values:,}")
+        # Commas inside texts count too: this is an estimate without a parser, which can't be interrupted.
+        raise APIError(413, f"the body has about {num_values:,} JSON values; the limit is {max_values:,}")
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=no_constant, object_pairs_hook=no_duplicates)
         check_depth(body)
@@ -67,7 +67,7 @@ def parse_json(raw: bytes, max_values: int) -> dict:
 
 
 def check_depth(body: Any) -> None:
-    """Raise RecursionError if lists and objects lie too deep in one another."""
+    """Raise RecursionError if lists and objects are nested too deeply."""
     level = [[body]]
     for _ in range(MAX_DEPTH + 1):
         inner = (value for outer in level for value in (outer.values() if isinstance(outer, dict) else outer))
@@ -78,4 +78,4 @@ def check_depth(body: Any) -> None:
 
 
 def no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

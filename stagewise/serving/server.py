@@ -1,4 +1,4 @@
-"""The server's life: a port, uvicorn on it, and an end that lets requests finish."""
+"""The server's life cycle: a port, uvicorn on it, and a shutdown that lets requests finish."""
 
 import asyncio
 import os
@@ -11,13 +11,13 @@ import uvicorn
 
 from .app import App
 
-TOLD_SECONDS = 1  # for the last words to those whose requests are aborted
-RECEIVED = 2**15  # bytes of a client that are parsed in one go; then others have their turn
-BACKLOG = 128  # connections that the system may hold until they are accepted
+TOLD_SECONDS = 1  # to tell clients whose requests are aborted
+RECEIVED = 2**15  # bytes of a client that are parsed at once; then others have their turn
+BACKLOG = 128  # connections that the system may queue until they are accepted
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket on which clients may knock already. Raises OSError, naming the place, if it can't be had."""
+    """A listening socket. Raises OSError, naming the address, if it is not available."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -26,12 +26,14 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED)  # its connections have it, too
         if os.name == "posix":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a port rests a minute after its use
+            listener.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # otherwise a port is blocked for a minute after its use
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise OSError(f"port {port} on {host} can't be had: {error.strerror}") from None
+        raise OSError(f"port {port} on {host} is not available: {error.strerror}") from None
     return listener
 
 
@@ -41,10 +43,10 @@ def url(listener: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, with an end of its own.
+    """uvicorn's server, with its own shutdown.
 
-    The first signal closes the door: new requests are told 503, those that run have `grace` seconds. Then the engine
-    aborts what is left, and its clients are told so. A second signal ends the process at once.
+    After the first signal, new requests get 503, and running ones have `grace` seconds. Then the engine aborts what is
+    left, and its clients are told so. A second signal ends the process at once.
     """
 
     def __init__(self, app: App, grace: float):
@@ -64,7 +66,7 @@ class Server(uvicorn.Server):
 
     @staticmethod
     def _end_now(sig: int) -> NoReturn:
-        os._exit(128 + sig)  # as a shell calls the end by this signal
+        os._exit(128 + sig)  # the shell's exit status for this signal
 
     async def main_loop(self) -> None:
         """Serve until a signal comes, and then until nothing runs; the caller closes the connections."""
@@ -75,7 +77,9 @@ class Server(uvicorn.Server):
         await self._until(lambda: not self.app.recorder.viewers, TOLD_SECONDS)
         connections: list[Any] = [*self.server_state.connections]
         for one in connections:
-            if one.cycle is not None and not one.cycle.response_complete:  # who does not read, or never sends the rest
+            if (
+                one.cycle is not None and not one.cycle.response_complete
+            ):  # a client that does not read, or never sends the rest
                 one.transport.abort()
         await self._until_idle(TOLD_SECONDS)
 

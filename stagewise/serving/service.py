@@ -1,5 +1,5 @@
-"""The service: an engine that answers OpenAI's requests. A `Job` runs as a `Run`:
-its prompts side by side, their outputs as pieces of the answer.
+"""The service: an engine that answers OpenAI's requests. A `Job` runs as a `Run`: its prompts in parallel, their
+outputs as pieces of the answer.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from ..openai.tools import CallReader
 from .lanes import SMALL, Lanes
 from .metrics import Meter, Metrics
 
-AT_ONCE = 16  # prompts of a request that are submitted, or given up, together; more of them one by one
-TOKEN_BYTES = 64  # about, of a token or a log-probability in JSON
+AT_ONCE = 16  # prompts of a request that are submitted, or aborted, together; larger requests in parts
+TOKEN_BYTES = 64  # of a token or a log-probability in JSON, roughly
 PROMPT_TOKEN_BYTES = 96  # of one of a prompt's
 T = TypeVar("T")
 
@@ -32,8 +32,8 @@ class Run:
 
     Attributes:
         id, created: of the answer.
-        num_output_tokens: that were told so far.
-        finish_reasons: of the choices of which it was told, in the order in which they ended.
+        num_output_tokens: reported so far.
+        finish_reasons: of the choices whose end was reported, in that order.
     """
 
     def __init__(self, service: "Service", job: Job):
@@ -47,8 +47,8 @@ class Run:
         self._tasks: list[asyncio.Task] = []
 
     async def __aenter__(self) -> "Run":
-        """Submit all prompts, or none: if the engine refuses one, the others are aborted. Between many of them others
-        have their turn."""
+        """Submit all prompts, or none: if the engine refuses one, the others are aborted. Many prompts are submitted in
+        parts, so that other work has its turn."""
         self.service.check_room(self.job)
         self._meter = Meter(self.service.metrics, self.job)
         try:
@@ -58,7 +58,9 @@ class Run:
                 self._tasks.append(task)
                 if i >= AT_ONCE:
                     await asyncio.sleep(0)
-            await asyncio.sleep(0)  # each task runs up to its first wait, for news: it is submitted then, or refused
+            await asyncio.sleep(
+                0
+            )  # each task runs up to its first wait for an event: by then it is submitted, or refused
             for task in self._tasks:
                 if task.done():
                     self._check(task)
@@ -68,18 +70,18 @@ class Run:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """What has not ended is aborted: leaving `generate` does that."""
+        """Completions that have not ended are aborted: leaving `generate` does that."""
         try:
             for i, task in enumerate([one for one in self._tasks if not one.done()]):
                 task.cancel()
                 if i >= AT_ONCE:
                     await asyncio.sleep(0)
-        finally:  # also if this is cancelled
+        finally:  # even if this is cancelled
             for task in self._tasks:
                 task.cancel()
             try:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
-            finally:  # also if this is cancelled, as when the client goes right after the last chunk
+            finally:  # even if this is cancelled, as when the client leaves right after the last chunk
                 self._meter.close()
 
     async def _follow(self, i: int) -> None:
@@ -95,11 +97,11 @@ class Run:
             self._news.put_nowait((i, index, event))
 
     async def _beams(self, beams: Beams, i: int, where: dict[str, int]) -> AsyncGenerator[Any, None]:
-        """What a search has found, an event for each completion."""
+        """A search's results, one event per completion."""
         job, stage, tokenizer = self.job, self.service.stage, self.service.tokenizer
         found = await search(stage, self.service.engine, job.token_ids[i], job.params, beams, **where)
         for j in range(job.n):
-            if j >= len(found):  # fewer than n have ended before the greatest length
+            if j >= len(found):  # fewer than n ended before the maximum length
                 yield stage.StreamEvent(
                     0, "", [], "length", completion_index=j, num_prompt_tokens=len(job.token_ids[i])
                 )
@@ -110,7 +112,7 @@ class Run:
             yield stage.StreamEvent(0, text, ids, reason, completion_index=j, **counts)
 
     def _check(self, task: asyncio.Task) -> None:
-        """Raise the error of a task that has ended, as clients get it."""
+        """Raise a finished task's error, as clients get it."""
         try:
             task.result()
         except self.service.stage.QueueFullError as error:
@@ -123,7 +125,8 @@ class Run:
             raise APIError(500, f"the engine has failed: {error}", code="engine_failed") from error
 
     def _failure(self, message: str) -> APIError:
-        """The error of a request that failed by itself: its own if it steers its logits, otherwise the model's."""
+        """The error of a request that failed by itself: its own fault if it has logits processors, otherwise the
+        model's."""
         p = self.job.params
         if p.logits_processors or p.logit_bias or p.bad_words or p.min_tokens or p.allowed_token_ids is not None:
             return bad_request(message, code="generation_failed")
@@ -132,7 +135,7 @@ class Run:
         return APIError(500, message, code="generation_failed")
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """What the choices say, as they come, until all have ended."""
+        """The choices' pieces, as they come, until all have ended."""
         job, unfinished = self.job, len(self._tasks)
         wordings: dict[int, Wording] = {}
         while unfinished:
@@ -173,7 +176,7 @@ class Run:
         return of_prompt(self.job, i, self.prompt_logprobs.get(i))
 
     def size(self, num_tokens: int) -> int:
-        """About how many bytes of JSON `num_tokens` tokens take, with their log-probabilities."""
+        """Roughly how many bytes of JSON `num_tokens` tokens take, with their log-probabilities."""
         return TOKEN_BYTES * num_tokens * (1 + (self.job.num_logprobs or 0))
 
 
@@ -182,7 +185,7 @@ class Service(Served):
     """An engine that answers OpenAI's requests.
 
     Attributes:
-        lanes: where what takes long is done.
+        lanes: threads for slow work.
     """
 
     def __post_init__(self):
@@ -192,20 +195,20 @@ class Service(Served):
         self.lanes, self.created = Lanes(), int(time.time())
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text. Raises APIError if it is no Unicode."""
+        """The token ids of a text. Raises APIError if it is not valid Unicode."""
         try:
             return self.tokenizer.encode(text)
         except ValueError as error:
             raise bad_request(f"prompt: {error}", param="prompt") from None
 
     def token_names(self, token_ids: list[int]) -> list[str]:
-        """Each token as vocab.json writes it."""
+        """Each token as in vocab.json."""
         letters = {byte[0]: letter for letter, byte in self.stage.byte_alphabet().items()}
         texts = ["".join(letters[byte] for byte in self.tokenizer.token_bytes(token_id)) for token_id in token_ids]
         return [text or self.tokenizer.token_text(i) for text, i in zip(texts, token_ids, strict=True)]
 
     def tokenizer_info(self) -> dict:
-        """What a tokenizer_config.json of Hugging Face says, as far as it is so here."""
+        """The contents of a Hugging Face tokenizer_config.json, as far as they apply here."""
         end, number = self.tokenizer.token_text(self.tokenizer.end_of_text_id), self.tokenizer.end_of_text_id
         added = {str(number): {"content": end, "special": True, "lstrip": False, "rstrip": False, "normalized": True}}
         names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), end)
@@ -215,9 +218,9 @@ class Service(Served):
         return {"tokenizer_class": "GPT2Tokenizer", **names, **switches, **more, "chat_template": template}
 
     def job(self, body: dict, *, chat: bool = False) -> Job:
-        """A body as a checked job. Call this in a thread: to cut long texts into tokens takes time.
+        """A body as a checked job. Call this in a thread: tokenizing long texts takes time.
 
-        Raises APIError: something is wrong with it; nothing runs then.
+        Raises APIError if something is wrong with it; then nothing runs.
         """
         job = chat_job(self, body) if chat else completion_job(self, body)
         self.check_room(job)  # before anything is spent on it
@@ -234,8 +237,8 @@ class Service(Served):
             raise bad_request(str(error), param=field_of(error, job.fields, job.form_field)) from None
 
     def check_room(self, job: Job) -> None:
-        """Raise APIError unless a job takes no more than half of what is free; the other half is for others. Jobs of
-        several completions share half of all: few clients could have all of it, and who asks for one has its place."""
+        """Raise APIError if a job takes more than half of what is free; the other half is for other clients. Jobs with
+        several completions share half of the total, so that there is always room for single ones."""
         several = job.num_choices > 1
         columns = [
             ("completions", job.num_choices, self.num_places, self.metrics.num_unfinished, "--max-queue-size"),
@@ -263,12 +266,12 @@ class Service(Served):
 
     @property
     def failed(self) -> bool:
-        """Whether the engine's thread has ended: it answers nothing any more."""
+        """Whether the engine's thread has ended: it no longer answers."""
         return not self.engine.llm.loop.thread.is_alive()
 
     async def whole(self, run: Run, form: Callable[[dict], Any] = lambda choice: choice) -> dict:
-        """The answer to a job that does not stream, its choices in this form. They are made one by one, so that nobody
-        waits for all of them: neither who has a smaller answer nor the end of the server."""
+        """The answer to a job that does not stream, its choices in this form. They are built one at a time, so that
+        neither smaller answers nor the server's shutdown wait for all of them."""
         made, job, choices = [], run.job, [Piece(i) for i in range(run.job.num_choices)]
         async for piece in run.pieces():
             choices[piece.index].add(piece)
@@ -281,14 +284,14 @@ class Service(Served):
         return {**run.answer(made), "usage": run.usage(), **(run.of_prompt(0) if job.chat else {})}
 
     async def aside(self, size: int, work: Callable[[], T]) -> T:
-        """Do this work in a lane if it makes so much JSON that others would wait for it."""
+        """Do this work in a lane if it makes so much JSON that others would have to wait."""
         if size > SMALL:
             return await self.lanes.do(size, work)
         await asyncio.sleep(0)
         return work()
 
     async def chunks(self, run: Run) -> AsyncGenerator[dict, None]:
-        """The answer to a job that streams: a chunk for each step of each choice, also if it has no text yet."""
+        """The answer to a job that streams: a chunk for each step of each choice, even if it has no text yet."""
         job, begun, readers = run.job, set(), defaultdict(lambda: run.job.tools and CallReader(run.job.tools))
         counted = job.stream_options["include_usage"]
         in_chunks = counted and job.stream_options["continuous_usage_stats"]

@@ -139,7 +139,9 @@ def test_what_is_shown_is_what_happened(page):
     cursor = page("const b = document.querySelector('.cursor').getBoundingClientRect(); return (b.left + b.right) / 2")
     assert thumb == pytest.approx(cursor, abs=1)
     assert text(page, "follow") == "Back to LIVE"
-    assert re.fullmatch(r"You look back, at step \d+; these figures are of now, step \d+.", text(page, "live-words"))
+    assert re.fullmatch(
+        r"You are looking back at step \d+; these figures are for the current step, \d+.", text(page, "live-words")
+    )
     page("document.getElementById('follow').click(); shown.renderNow()")
     assert page("return shown.position === shown.clock.end")
     assert text(page, "follow") == "LIVE"
@@ -406,7 +408,7 @@ def test_a_preset_that_cannot_be_says_why(driver):
     with server("--stage", "4", "--model", "tinytales", "--quiet", "--grace", "0") as (url, _):
         for page in opened(driver, url):
             page("document.querySelector('[data-preset=memory]').click()")
-            assert "from stage 5 on it can run out" in text(page, "look")
+            assert "from stage 5 on memory can run out" in text(page, "look")
             assert "Stage 4 has a slot for each request" in page(
                 "return document.getElementById('no-levers').innerText"
             )

@@ -73,8 +73,8 @@ def test_page_shows_the_state(browser, made):
         counts = wanted["counts"]
         assert shown["counts"]["computed for the first time"] == counts["useful"]
         assert shown["counts"].get("computed again", 0) == counts["recomputed"]
-        assert shown["counts"].get("padding", 0) == counts["padding"]
-        assert shown["counts"].get("carried along", 0) == counts["carried"]
+        assert shown["counts"].get("padding in live rows", 0) == counts["padding"]
+        assert shown["counts"].get("padding in finished rows", 0) == counts["carried"]
         assert shown["numbers"].startswith(f"{counts['output']} output token")
 
 
@@ -230,7 +230,7 @@ def test_predict(browser, paged):
         browser("document.querySelectorAll('.choice')[arguments[0]].click(); page.renderNow()", choice)
         assert position(browser) == step  # it is shown
         verdict = browser("return document.getElementById('verdict').textContent")
-        assert verdict == ("Right." if i % 2 else f"Not so. {right}.")
+        assert verdict == ("Right." if i % 2 else f"No. {right}.")
         assert browser("return document.querySelectorAll('.choice.right').length") == 1
         browser("document.getElementById('go-on').click()")
         assert browser("return document.getElementById('question').hidden")

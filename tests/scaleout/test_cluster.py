@@ -185,7 +185,7 @@ def test_too_few_cpus_are_an_error_in_seconds(tmp_path, whole):
 def test_what_is_wrong_is_said_before_ray_begins(tmp_path, whole):
     for more, says in (
         (["--model", tmp_path / "none"], "there is no directory"),
-        (["--prompts", "A fox"], "--prompts can't go with --input"),
+        (["--prompts", "A fox"], "--prompts can't be combined with --input"),
         (["--resume", "--actors", "0"], "must be 1 or more"),
     ):
         assert says in run(on_ray(whole[0], tmp_path / "out.jsonl", *more), status=2)

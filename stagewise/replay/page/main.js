@@ -192,7 +192,7 @@ class Page {
       button.addEventListener("click", () => this.showEngine(i));
       return button;
     });
-    const row = element("nav", "engines", "", { "aria-label": "Engine that is shown" });
+    const row = element("nav", "engines", "", { "aria-label": "Shown engine" });
     row.append(...this.engineButtons);
     panels.before(row);
     this.showEngine(0);
@@ -412,7 +412,7 @@ class Page {
     const { step, next } = this.asked;
     const { right } = this.questions.get(step);
     this.questions.delete(step);
-    const verdict = choice === right ? "Right." : choice === null ? `${right}.` : `Not so. ${right}.`;
+    const verdict = choice === right ? "Right." : choice === null ? `${right}.` : `No. ${right}.`;
     setText(document.getElementById("verdict"), verdict);
     for (const button of document.getElementById("choices").children) {
       button.disabled = true;

@@ -62,7 +62,7 @@ const ASK = {
     if (!event || names.length < 2) return null;
     const right = replay.name(event.request_id, event.index);
     return {
-      text: "Those that run need more blocks than are free. Who has to give up its own?",
+      text: "The running requests need more blocks than are free. Which one has to give up its blocks?",
       choices: [right, ...names.filter((name) => name !== right).slice(0, 3)].map((name) => `${name} does`),
       right: `${right} does`,
     };
@@ -92,7 +92,7 @@ const ASK = {
     const right = count(length - event.num_cached_tokens, "token");
     return {
       text:
-        `${name} will be admitted. It has ${count(length, "token")}, and begins like what was computed before. ` +
+        `${name} will be admitted. It has ${count(length, "token")}, and begins like text that was computed before. ` +
         "How many of its tokens must be computed?",
       choices: [right, count(length, "token"), count(event.num_cached_tokens, "token"), "None"],
       right,
@@ -104,7 +104,7 @@ const ASK = {
     const name = replay.name(event.request_id, event.index);
     const right = REFUSALS[event.reason];
     return {
-      text: `${name} is next in the queue. What becomes of it in this step?`,
+      text: `${name} is next in the queue. What happens to it in this step?`,
       choices: [
         right,
         "It is admitted",
@@ -123,7 +123,7 @@ const ASK = {
     const right = replay.name(event.request_id, event.index);
     if (!names.includes(right)) return null;
     return {
-      text: "There is room for another request. Who is admitted first?",
+      text: "There is room for another request. Which one is admitted first?",
       choices: [right, ...names.filter((name) => name !== right).slice(0, 2), "Nobody"],
       right,
     };
@@ -142,13 +142,13 @@ const ASK = {
   finished(replay, before, step, number) {
     const event = replay.steps[number - 1].after.find((e) => e.kind === "finished");
     const last = new Set(replay.steps[number - 1].rows.map(keyOf));
-    if (!event || !step.rows.some((row) => last.has(keyOf(row)))) return null; // nobody goes on
+    if (!event || !step.rows.some((row) => last.has(keyOf(row)))) return null; // no row goes on
     const carried = step.rows.some((row) => !row.num_tokens && keyOf(row) === keyOf(event));
     const name = replay.name(event.request_id, event.index);
     const stays = "Its row stays in the batch and is computed for nothing";
     const goes = "It leaves at once, and its place is free";
     return {
-      text: `${name} is finished. What becomes of its row in the next step?`,
+      text: `${name} is finished. What happens to its row in the next step?`,
       choices: [stays, goes, "It begins again"],
       right: carried ? stays : goes,
     };
@@ -159,7 +159,7 @@ const REFUSALS = {
   running: "It waits: no more requests may run at once",
   budget: "It waits: the step has no tokens left",
   whole: "It waits: its prompt does not fit whole",
-  scores: "It waits: the step makes no more logits of prompts",
+  scores: "It waits: the step computes no more prompt logits",
   blocks: "It waits: too few blocks are free",
-  preempted: "It waits: somebody has just been preempted",
+  preempted: "It waits: another request has just been preempted",
 };

@@ -8,7 +8,7 @@ function taken(kind) {
   });
 }
 
-// As files, chapters are Markdown; on the site they are pages beside this one.
+// As files, chapters are Markdown; on the site they are pages next to this one.
 if (location.protocol !== "file:")
   for (const link of document.querySelectorAll("footer a")) link.href = link.href.replace(/\.md$/, ".html");
 

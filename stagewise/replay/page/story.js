@@ -5,7 +5,7 @@ class Story {
   /** told: {look, stops: [{trace, step, says, text}], verdict}, as tools/story.py makes it. */
   constructor(page, { look, stops, verdict }) {
     Object.assign(this, { page, look, at: 0 });
-    this.stops = [...stops, { says: "What came of it", text: verdict }]; // the last one is at the end, by either clock
+    this.stops = [...stops, { says: "The result", text: verdict }]; // the last one is at the end, by either clock
     const find = (id) => document.getElementById(id);
     Object.assign(this, {
       root: find("story"),

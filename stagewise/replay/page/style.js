@@ -1,16 +1,16 @@
 "use strict";
-// Colours and patterns of requests, in the document and on canvases: neighbours differ in both, and each has a letter.
+// Colors and patterns of requests, in the document and on canvases: neighbors differ in both, and each has a letter.
 
 const NUM_COLOURS = 8;
 const NUM_PATTERNS = 4;
 
-/** Neighbours differ in colour and in pattern; the first that looks like another one is the 33rd. */
+/** Neighbors differ in color and in pattern; the first that looks like another one is the 33rd. */
 const patternOf = (number) => (number + Math.floor(number / NUM_COLOURS)) % NUM_PATTERNS;
 
 /** Classes for whatever belongs to the request of this number. */
 const look = (number) => `own c${number % NUM_COLOURS} p${patternOf(number)}`;
 
-/** The colours of the page as they are now, for canvases; read anew when it turns dark or light. */
+/** The page's current colors, for canvases; read again when it turns dark or light. */
 class Ink {
   constructor() {
     const style = getComputedStyle(document.documentElement);
@@ -24,7 +24,7 @@ class Ink {
     this.widths = new Map();
   }
 
-  /** Write a short text with its middle at a place; on a plate of a colour, if one is given. */
+  /** Write a short text centered at a place; on a plate of a color, if one is given. */
   write(context, text, x, y, { size, weight = 400, colour, plate }) {
     const font = `${weight} ${size}px ${this.font}`;
     if (context.ownFont !== font) context.font = context.ownFont = font; // to set it takes long

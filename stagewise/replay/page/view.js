@@ -59,7 +59,7 @@ class View {
       ...(this.replay.cached ? [entry("kept", "in the KV cache")] : []),
       entry("right", "guessed, and right", () => this.replay.gains.length),
       entry("wrong", "guessed, and refused", () => total().refused),
-      entry("fresh", "the token that came of it"),
+      entry("fresh", "the resulting token"),
       entry("idle", "computed for nothing", () => total().padding + total().carried),
     );
     if (this.kind === "blocks") {
@@ -182,7 +182,7 @@ class View {
     setText(nodes.summary, passInWords(replay, state));
     const lines = eventsInWords(replay, state, step);
     const quiet = {
-      text: step.rows.length ? "Nobody comes and nobody leaves." : this.memoryAtRest(state),
+      text: step.rows.length ? "No request arrives or leaves." : this.memoryAtRest(state),
       kind: "quiet",
     };
     fill(
@@ -241,7 +241,7 @@ class View {
     const words = budget
       ? `${used} of the ${budget.toLocaleString("en")} tokens that a step may compute (max_num_batched_tokens)`
       : idle
-        ? `a rectangle of ${used + idle} places: ${count(used, "token")}, ${idle} for nothing`
+        ? `a rectangle of ${used + idle} places: ${count(used, "token")}, ${idle} padding`
         : `${count(used, "token")}`;
     setText(nodes["rows-note"], words);
     nodes.budget.setAttribute("aria-label", words);
@@ -264,8 +264,8 @@ class View {
     );
     fillByKey(nodes.rows, keys.slice(0, most), makeRow, (item, key) => this.updateRow(item, key, longest));
     nodes["rows-more"].hidden = keys.length <= MOST_ROWS;
-    setText(nodes["rows-more"], this.allRows ? "Fewer rows" : `${keys.length - MOST_ROWS} rows more`);
-    if (!keys.length) setText(nodes["rows-note"], "nobody runs");
+    setText(nodes["rows-more"], this.allRows ? "Fewer rows" : `${keys.length - MOST_ROWS} more rows`);
+    if (!keys.length) setText(nodes["rows-note"], "no request runs");
   }
 
   updateRow(item, key, longest) {
@@ -299,7 +299,7 @@ class View {
 
   rowInWords(row, completion) {
     if (!row) return ["waits", "for a place in a step"];
-    if (row.num_tokens === 0) return ["finished", `carried along, ${count(row.num_padding, "position")} for nothing`];
+    if (row.num_tokens === 0) return ["finished", `carried along, ${row.num_padding} padding`];
     const { recomputed } = completion;
     const togo = lengthOf(completion) - row.start - row.num_tokens;
     const details = [
@@ -493,7 +493,7 @@ class View {
     const refused = new Set(step.before.filter(({ kind }) => kind === "refused").map(keyOf));
     const waiting = `${keys.length.toLocaleString("en")} wait${keys.length === 1 ? "s" : ""}`;
     const order = keys.length > 1 ? `, ${orderInWords(this.replay.header)}${exceptionInWords(this.replay, step)}` : "";
-    setText(nodes["queue-note"], keys.length ? waiting + order : "nobody waits");
+    setText(nodes["queue-note"], keys.length ? waiting + order : "empty");
     const rest = keys.length - MOST_WAITING;
     nodes["queue-rest"].hidden = rest <= 0;
     setText(nodes["queue-rest"], `and ${rest.toLocaleString("en")} more`);
@@ -526,8 +526,8 @@ class View {
     const kinds = [
       ["useful", "computed for the first time", useful],
       ["again", "computed again", recomputed],
-      ["padding", "padding", padding],
-      ["carried", "carried along", carried],
+      ["padding", "padding in live rows", padding],
+      ["carried", "padding in finished rows", carried],
       ["refused", "guessed, and refused", refused],
     ];
     fillBar(

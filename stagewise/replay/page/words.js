@@ -16,13 +16,13 @@ function list(names) {
   return names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
 }
 
-/** A token's text, so that all of it can be seen and none of it does anything: control characters, marks that turn the
+/** A token's text, so that all of it is visible and none of it has an effect: control characters, marks that turn the
  * direction of writing, halves of surrogate pairs. */
 function visible(text) {
   return text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(UNSEEN, codePoint);
 }
 
-// What can't be seen, but for the joiner (U+200D) between two pictures, which makes one of them.
+// Invisible characters, except the joiner (U+200D) between two pictures, which makes one of them.
 const UNSEEN =
   /(?!(?<=[\p{Extended_Pictographic}\p{Emoji_Modifier}\uFE0F])\u200D\p{Extended_Pictographic})(?:[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]|\p{Surrogate})/gu;
 
@@ -30,8 +30,8 @@ function codePoint(c) {
   return `‹${c.codePointAt(0).toString(16).toUpperCase()}›`;
 }
 
-/** The events of a step in words: [{text, kind, after}]. `state`: during the step. Events of one kind that come one
- * after the other share a line; tokens and blocks that come and go have none: they are shown where they belong. */
+/** The events of a step in words: [{text, kind, after}]. `state`: during the step. Consecutive events of one kind
+ * share a line; tokens and blocks that come and go have none: they are shown where they belong. */
 function eventsInWords(replay, state, step) {
   const lines = [];
   for (const [events, after] of [
@@ -136,7 +136,7 @@ const SENTENCES = {
     };
     return `${each(group, (event) => nameOf(replay, event))} ${are(group.length)} finished: ${why[reason] ?? reason}.`;
   },
-  restarted: () => "A step was cut short: all memory is free, and those that go on wait again.",
+  restarted: () => "A step was interrupted: all memory is free, and the remaining requests wait again.",
 };
 
 const REFUSED = {
@@ -146,12 +146,12 @@ const REFUSED = {
       : `there is room for ${count(most, "request")} only`,
   budget: () => "the step has no tokens left (max_num_batched_tokens)",
   whole: ({ needed, left }) => `its prompt needs ${count(needed, "token")} in one step, and ${left} ${are(left)} left`,
-  scores: () => "the step makes no more logits of prompts",
+  scores: () => "the step computes no more prompt logits",
   blocks({ needed, free, reserve }) {
-    const kept = reserve ? `, ${reserve} ${are(reserve)} kept back for those that run` : "";
+    const kept = reserve ? `, ${reserve} ${are(reserve)} kept in reserve for running requests` : "";
     return `it needs ${count(needed, "block")}, and at its turn ${free} ${are(free)} free${kept}`;
   },
-  preempted: () => "somebody has just lost its blocks, so memory is short",
+  preempted: () => "another request has just lost its blocks, so memory is short",
 };
 
 /** Whether a row computes more than the one token of a decode: a prompt, or with a KV cache what was lost from it. */
@@ -241,7 +241,7 @@ function passInWords(replay, state) {
   const carried = rows.filter((row) => !row.num_tokens);
   if (carried.length) {
     const which = carried.length > 8 ? `${carried.length} rows` : list(carried.map(name));
-    parts.push(`${which} ${carried.length > 1 ? "are" : "is"} finished, and carried along for nothing`);
+    parts.push(`${which} ${carried.length > 1 ? "are" : "is"} finished, and carried along as padding`);
   }
   return `${parts.join("; ")}.`;
 }

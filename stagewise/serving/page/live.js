@@ -139,7 +139,7 @@ class LivePage extends Page {
     const step = new URLSearchParams(location.hash.slice(1)).get("step");
     if (step === null || !this.isReady) return;
     const { first } = this.replay;
-    if (Number(step) < first) notes.set("gone", `Step ${step} is no longer kept: the first that is here is ${first}.`);
+    if (Number(step) < first) notes.set("gone", `Step ${step} is no longer kept: the first one available is ${first}.`);
     else if (Number(step) <= this.last) this.showStep(Number(step));
   }
 
@@ -161,7 +161,7 @@ class LivePage extends Page {
     find("follow").setAttribute("aria-pressed", String(isLive));
     const at = this.replay.steps[this.position].step.toLocaleString("en");
     const here = last === undefined ? "nothing has run yet; press a button, or ask" : this.isIdle ? `at rest after step ${last}` : `step ${last}`;
-    const words = this.isFollowing ? `${here[0].toUpperCase()}${here.slice(1)}` : `You look back, at step ${at}; these figures are of now, step ${last}`;
+    const words = this.isFollowing ? `${here[0].toUpperCase()}${here.slice(1)}` : `You are looking back at step ${at}; these figures are for the current step, ${last}`;
     setText(find("live-words"), `${link.isUp ? words : link.words}.`);
     const speed = this.isIdle || !link.isUp ? 0 : this.rates.now;
     const requests = running || waiting ? `${running} run${waiting ? `, ${waiting} wait` : ""}` : "none";
@@ -275,7 +275,7 @@ const link = {
     });
     on("now", (now) => {
       placeLevers(now.levers);
-      if (now.failed) notes.set("failed", "The engine has failed: see the server's log. It answers nothing any more.");
+      if (now.failed) notes.set("failed", "The engine has failed: see the server's log. It no longer answers.");
       shown.render();
     });
     on("bye", () => (this.ended = true));
@@ -300,7 +300,7 @@ const link = {
       else this.show(header);
       if (restarted) this.tell(0);
       if (restarted && before.steps.length) {
-        notes.set("before", `The server before had ${count(before.steps.length, "step")} on this page.`, {
+        notes.set("before", `The previous server had ${count(before.steps.length, "step")} on this page.`, {
           name: "Save that run",
           act: () => save(before),
         });
@@ -345,7 +345,7 @@ const link = {
     const at = new Date().toTimeString().slice(0, 8);
     if (told === "restarted") {
       const what = missed ? `This page missed ${which} of it.` : "No step of it was missed.";
-      notes.set("link", `The server was restarted, and counts its steps from 0; this page is back since ${at}. ${what}`);
+      notes.set("link", `The server was restarted, and counts its steps from 0; this page is connected again since ${at}. ${what}`);
     } else if (told === "lost" && missed) {
       const why = seconds ? `The connection was lost for ${seconds} s` : "The engine was faster than this page";
       notes.set("link", `${why}: ${which} ${missed === 1 ? "was" : "were"} missed.`);

@@ -45,7 +45,7 @@ const PRESETS = {
     name: "Memory runs out",
     why: ({ stage, longest, size }) =>
       stage < 5
-        ? "A slot has room for the longest sequence, so whoever runs has all the memory it will need: from stage 5 on it can run out."
+        ? "A slot has room for the longest sequence, so a running request has all the memory it will need: from stage 5 on memory can run out."
         : longest < 2 * size
           ? "No request can be longer than a block, so none grows."
           : null,
@@ -58,7 +58,7 @@ const PRESETS = {
       return {
         levers: { max_num_seqs: sizes.seqs, num_blocks: blocks },
         visitors: Array.from({ length: number }, () => [words(prompt), tokens - prompt - 2]),
-        look: `${number} requests want ${needed} blocks each in the end, and there are ${blocks}. Look at “KV memory”: it fills, and then somebody loses all of it.`,
+        look: `${number} requests need ${needed} blocks each in the end, and there are ${blocks}. Look at “KV memory”: it fills, and then a request loses all of its blocks.`,
       };
     },
     found(step, replay) {
@@ -113,7 +113,7 @@ const PRESETS = {
       return {
         levers: { max_num_seqs: sizes.seqs, num_blocks: sizes.blocks },
         visitors: [...Array.from({ length: number }, () => [words(6), short - 10]), [words(long), 4]],
-        look: `${number === 1 ? "A short request runs" : `${number} short requests run`}; then one with a prompt of about ${long} tokens comes, computed ${how}. Look at “Time of this step”: everybody waits for it.`,
+        look: `${number === 1 ? "A short request runs" : `${number} short requests run`}; then one with a prompt of about ${long} tokens comes, computed ${how}. Look at “Time of this step”: the others wait for it.`,
       };
     },
     found(step, replay) {
@@ -122,7 +122,7 @@ const PRESETS = {
       if (!long || !others.length) return null;
       const before = replay.steps.slice(-60, -1).filter(({ rows }) => rows.length && rows.every(({ phase }) => phase === "decode"));
       const usual = before.length ? ` instead of ${milliseconds(median(before.map(({ seconds }) => seconds)))}` : "";
-      return `This step computes ${long.num_tokens} tokens of ${replay.name(long.request_id, long.index)} and took ${milliseconds(step.seconds)} ms${usual}: so much later came the next token of ${count(others.length, "other request")}.`;
+      return `This step computes ${long.num_tokens} tokens of ${replay.name(long.request_id, long.index)} and took ${milliseconds(step.seconds)} ms${usual}: that is how long ${count(others.length, "other request")} waited for the next token.`;
     },
   },
 
@@ -132,7 +132,7 @@ const PRESETS = {
       stage < 7
         ? "Each step gives a request one token here: from stage 7 on it can give several."
         : drafter === "off"
-          ? "Nobody guesses here (--speculate off)."
+          ? "Guessing is off (--speculate off)."
           : ["auto", "ngram"].includes(drafter)
             ? "Guesses are looked up in the text itself here, and tales hardly repeat themselves. Start the server with a smaller model that guesses: --speculate tinytales-draft."
             : longest < 40
@@ -218,12 +218,12 @@ class Presets {
     line.append(button);
     find("look").append(line);
   }
-  /** All have been answered: what was announced comes no more. An engine may be too fast, or too busy with others. */
+  /** All have been answered: the announced effect will not come. An engine may be too fast, or too busy with others. */
   settle() {
     if (!this.chosen || !this.isSent || !this.shown.isIdle || this.shown.last <= this.since) return;
     const { chosen, look, tries } = this;
     this.chosen = null;
     if (tries) this.run(chosen, tries);
-    else this.say(chosen.name, `${look} This time it did not come to that: press the button again.`);
+    else this.say(chosen.name, `${look} It did not happen this time: press the button again.`);
   }
 }
