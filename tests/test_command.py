@@ -60,7 +60,7 @@ def test_run_takes_the_stage():
 def test_every_command_tells_what_is_wrong(run_here, tmp_path):
     for arguments, says in (
         (("run", "--stage", 9, "--prompts", "a"), "run: error: argument --stage: invalid choice: 9"),
-        (("run", "--stage", 1, "--input", "a"), "run: error: unrecognized arguments: --input; --input is "),
+        (("run", "--stage", 1, "--input", "a"), "run: error: unrecognized arguments: --input; --input exists in "),
         (("serve", "tinytales", "gpt2"), "serve: error: unrecognized arguments: gpt2; use --model for a model"),
         (("serve", "nonesuch", "--model", "gpt2"), "serve: error: give one model, not both nonesuch and --model gpt2"),
         (("serve", "nonesuch", "--port", 0), "serve: error: model "),

@@ -168,7 +168,7 @@ def test_servers_under_load():
 def test_command_line_names_what_is_wrong(tmp_path, capsys):
     (tmp_path / "bad").write_text('{"prompt": "no trace"}\n')
     assert plots.main(["slots", str(tmp_path / "bad"), "--output", "x.png"]) == 2
-    assert "bad, line 1: no trace" in capsys.readouterr().err
+    assert "bad, line 1: not a trace" in capsys.readouterr().err
     assert plots.main(["slots", str(tmp_path / "none"), "--output", "x.png"]) == 2
     assert "none" in capsys.readouterr().err
     trace = tmp_path / "one.jsonl"

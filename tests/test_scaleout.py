@@ -127,7 +127,7 @@ def test_shards(tmp_path, monkeypatch):
 
 
 def test_what_can_not_run_on_a_cluster(tmp_path):
-    assert "unrecognized arguments: --ray; --ray is there in" in STAGES[2].main("--ray", "auto")[2]
+    assert "unrecognized arguments: --ray; --ray exists in" in STAGES[2].main("--ray", "auto")[2]
     for arguments, says in (
         (["--prompts", "a"], "--ray needs --input"),
         (["--input", "a"], "--input needs --output"),

@@ -584,13 +584,13 @@ def test_the_models_own_defaults(small_checkpoint, tmp_path):
 REFUSED = [
     ({"foo": 1}, "foo", "unknown field foo"),
     ({"foo": False}, "foo", "unknown field foo"),
-    ({"suffix": "the end"}, "suffix", "suffix 'the end' is not supported: GPT-2 can't write towards"),
-    ({"store": True}, "store", "store True is not supported: no answer is kept"),
+    ({"suffix": "the end"}, "suffix", "suffix 'the end' is not supported: GPT-2 can't fill in text before a given"),
+    ({"store": True}, "store", "store True is not supported: answers are not stored here"),
     ({"store": 0}, "store", "store 0 is not supported"),
     ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
     ({"guided_choice": [], "n": 2}, "guided_choice", "at least one text"),
     ({"guided_json": {"not": {}}}, "guided_json", "Unimplemented"),
-    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "guided_choice can't go together"),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "guided_choice can't be combined"),
     ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "no field 'regexp'"),
     ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "the end token ends the form"),
     ({"response_format": {"type": "xml"}}, "response_format", "response_format must be"),
@@ -622,8 +622,8 @@ REFUSED = [
     ({"logprobs": 21}, "logprobs", "logprobs must be a whole number from 0 to 20 (--max-logprobs), got 21"),
     ({"logprobs": -1}, "logprobs", "got -1, all 50,257"),
     ({"logprobs": True}, "logprobs", "logprobs must be a whole number"),
-    ({"stop": ""}, "stop", "stop must be texts that are not empty"),
-    ({"stop": [1]}, "stop", "stop must be texts"),
+    ({"stop": ""}, "stop", "stop must be non-empty texts"),
+    ({"stop": [1]}, "stop", "stop must be non-empty texts, got [1]"),
     ({"stop_token_ids": [60000]}, "stop_token_ids", "stop_token_ids 60000 is outside"),
     ({"min_tokens": 20}, "min_tokens", "min_tokens must be a whole number from 0 to 16"),
     ({"ignore_eos": 1}, "ignore_eos", "ignore_eos must be True or False"),
@@ -867,7 +867,7 @@ CHATS_REFUSED = [
     ({"logprobs": 3}, "logprobs", "logprobs must be true or false"),
     ({"top_logprobs": 3}, "top_logprobs", "top_logprobs needs logprobs"),
     ({"max_tokens": 0}, "max_tokens", "max_tokens must be a whole number from 1"),
-    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "one limit"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "the same limit"),
     ({"messages": [{"role": "user", "content": "word " * 1100}]}, "messages", "leave no room"),
 ]
 
@@ -1007,11 +1007,11 @@ def test_templates_that_are_refused_at_the_start(tmp_path, capsys, small_checkpo
     several = [{"name": "default", "template": ""}, {"name": "rag", "template": ""}]
     for text, config, message in [
         ("a\n{% for %}", {}, "line 2"),
-        ("{{ eos_tokens }}{{ pad_token }}", {}, "eos_tokens, pad_token, which nobody supplies"),
-        ("{% if think %}{% endif %}", {}, "it can have add_generation_prompt, bos_token, documents, eos_token"),
+        ("{{ eos_tokens }}{{ pad_token }}", {}, "eos_tokens, pad_token, which is not supplied"),
+        ("{% if think %}{% endif %}", {}, "it can use add_generation_prompt, bos_token, documents, eos_token"),
         ("{{ eos_token }}", {"eos_token": "</s>"}, "own: the added token"),
         (None, {"chat_template": several}, "tokenizer_config.json has several chat templates"),
-        (None, {"chat_template": "{{ x }}"}, "tokenizer_config.json uses x, which nobody supplies"),
+        (None, {"chat_template": "{{ x }}"}, "tokenizer_config.json uses x, which is not supplied"),
         (b"\xff", {}, "template.jinja is not UTF-8"),
     ]:
         (own / "tokenizer_config.json").write_text(json.dumps(config))
