@@ -6,9 +6,8 @@
 A good client asks for 8 tokens again and again, next to a rude client, and next to a polite one that has as many tokens
 made: it keeps as many single streams open as the rude one gets places in the batch, or does nothing where the rude one
 gets no tokens; instead of giving up, or searching with beams, it asks for as many prompts, and one token each.
-Both take turns, on one server of stage 6 with GPT-2's sizes and random weights. They run at the lowest priority: on
-separate machines they would take none of the server's CPU. The table says the median and the p99 of the good
-client's waits for a first token (TTFT) and between two (ITL), next to either, and the ratios of the p99.
+Both take turns, on one server of stage 6 with GPT-2's sizes and random weights. The table says the median and the p99 of
+the good client's waits for a first token (TTFT) and between two (ITL), next to either, and the ratios of the p99.
 """
 
 import argparse
@@ -16,7 +15,6 @@ import contextlib
 import http.client
 import json
 import multiprocessing
-import os
 import random
 import socket
 import sys
@@ -198,9 +196,6 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def begin(client: Callable, port: int, begun: Any) -> None:
-    """Run a client on the CPU time that server and good client leave, since on its own machine it would take none."""
-    if hasattr(os, "nice"):
-        os.nice(19)
     begun.set()
     client(port)
 
