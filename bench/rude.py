@@ -6,8 +6,8 @@
 A good client asks for 8 tokens again and again, next to a rude client, and next to a polite one that has as many tokens
 made: it keeps as many single streams open as the rude one gets places in the batch, or does nothing where the rude one
 gets no tokens; instead of giving up, or searching with beams, it asks for as many prompts, and one token each.
-Both take turns, on one server of stage 6 with GPT-2's sizes and random weights. The table says the median and the p99 of
-the good client's waits for a first token (TTFT) and between two (ITL), next to either, and the ratios of the p99.
+Both take turns, on one server of stage 6 with GPT-2's sizes and random weights. The table says the median and the p99
+of the good client's waits for a first token (TTFT) and between two (ITL), next to either, and the ratios of the p99.
 """
 
 import argparse
