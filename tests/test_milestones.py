@@ -165,7 +165,7 @@ MISTAKES = [
     Mistake("never sorted", 3, 3, "the longest prompts first", [("engine.py", "if self.config.sort_by_length:", "if False:")]),
     Mistake("a batch of all that have room", 3, 3, "at most `max_num_seqs` rows", [("engine.py", " and len(rows) < self.config.max_num_seqs", "")]),
     Mistake("a failed row has no token", 3, 3, "failed before its first token", [("batch.py", "[-1:] or [0]", "[-1:]")]),
-    Mistake("a prompt as long as the context", 3, 3, "have no position left", [("engine.py", "if num_tokens >= self.max_model_len", "if num_tokens > self.max_model_len")]),
+    Mistake("a prompt as long as the context", 3, 1, "must not be cut silently", [("engine.py", "if num_tokens >= self.max_model_len", "if num_tokens > self.max_model_len")]),
     Mistake("what just fits is refused", 3, 3, "all 40 are computed", [("engine.py", "if needed > room", "if needed >= room")]),
     Mistake("the first eight tokens of a block", 5, 6, "all tokens of its block", [("block_manager.py", "tuple(token_ids[start : start + self.block_size])", "tuple(token_ids[start : start + self.block_size][:8])")]),
     Mistake("a decode is called a prefill", 3, 3, "while the cache is empty", [("batch.py", "is_prefill=cache.length == 0", "is_prefill=True")]),
