@@ -102,7 +102,7 @@ def own_numbers(on: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tries_of(speculator: Any) -> Iterator[list[int]]:
-    """Meanwhile the list has one number, of the draft tokens that were tried: a draft's up to its first refusal."""
+    """In this block, [the number of draft tokens tried]: those of a draft up to its first refusal."""
     update, tries = speculator.update, [0]
 
     def counting(drafts: Any, updated: Any) -> Any:

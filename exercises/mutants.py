@@ -49,7 +49,7 @@ class Whole:
     grade: Callable[[Path], Grade]
 
     def mutants(self) -> list[Mutant]:
-        """All except those that hardly show, and those of what is told to a trace; `where` begins with the file."""
+        """All, except where a mistake hardly shows, or only in a trace; `where` begins with the file."""
         made, traced = [], set()
         for name, names in self.to_write.items():
             source = (self.solution / name).read_text(encoding="utf-8")

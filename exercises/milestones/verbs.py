@@ -666,7 +666,7 @@ def check_block_admission(lab: Lab) -> None:
         for one in names:
             scheduler.add(one)
         rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
-    likely = "whoever overtakes leaves a free block for each that runs; C would leave none for A"
+    likely = "a request that overtakes must leave a free block for each running one; C would leave none for A"
     expect(case, rows, [("A", 4)], likely=likely)
     case = "policy fcfs, A (3 tokens) and B (6) have all three blocks, and C, which ranks before B, needs one"
     with lab.case(case):

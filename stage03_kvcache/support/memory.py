@@ -19,7 +19,9 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = psutil.virtual_memory().available
-    groups = GROUP.read_text(encoding="utf-8").splitlines() if GROUP.exists() else ()  # only Linux has them
+    groups = []
+    with contextlib.suppress(OSError):  # not Linux, or hidden
+        groups = GROUP.read_text(encoding="utf-8").splitlines()
     for line in groups:
         _, controller, path = line.split(":", 2)
         if controller in FILES:

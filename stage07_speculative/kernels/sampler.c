@@ -375,8 +375,8 @@ static int64_t draw_from_all(const Memory *m, const Scores *s, double u) {
     return last;
 }
 
-/* The weights from i on, with 0 for those that are dropped and past the last one. Kept are weights of at least `least`;
- * of those equal to the cut's weight, only the ones up to the cut's place. */
+/* The weights from i on: 0 for a dropped one, and past the end. A weight is kept if it is at least `least`; one equal to
+ * the cut's weight, only up to the cut's place. */
 INLINE dvec kept_weights(const Memory *m, int64_t i, int64_t count, Cut cut, double least) {
     dvec w = {0};
     if (i + HALF <= count) w = *(const dvec *)(m->weights + i);
