@@ -14,7 +14,7 @@ from stagewise.serving.app import App
 from stagewise.trace_file import Trace, check_blocks, check_header, check_names, check_step
 from stagewise.tracing import recorder_of
 from tests.adapter import random_prompts, write_checkpoint
-from tests.test_serving import SERVING, ask, ask_async, error_of, listening, serving, until
+from tests.test_serving import SERVING, ask, ask_async, error_of, held_while, listening, serving, until
 
 
 @pytest.fixture(autouse=True)
@@ -383,9 +383,11 @@ def test_levers(stage, small_checkpoint):
     async def go(app):
         scheduler, answers = app.service.engine.llm.engine.scheduler, []
         tasks = [asyncio.create_task(ask_async(app, "/v1/completions", body(p, max_tokens=30))) for p in prompts]
-        await until(lambda: len(scheduler.running) == 4)
-        response = await ask_async(app, "/live/levers", {"max_num_seqs": 2, "num_blocks": 12})
-        assert {name: lever["now"] for name, lever in response.json().items()} == {"max_num_seqs": 2, "num_blocks": 12}
+        with held_while(app, lambda: len(scheduler.running) == 4):
+            await until(lambda: len(scheduler.running) == 4)
+            response = await ask_async(app, "/live/levers", {"max_num_seqs": 2, "num_blocks": 12})
+        now = {name: lever["now"] for name, lever in response.json().items()}
+        assert now == {"max_num_seqs": 2, "num_blocks": 12}
         assert len(scheduler.running) <= 2
         answers = [(await task).json()["choices"][0]["text"] for task in tasks]
         response = await ask_async(app, "/live/levers", {"max_num_seqs": 4, "num_blocks": 40})
@@ -422,8 +424,10 @@ def test_the_lever_for_blocks_works_with_any_pool(stage, num_blocks, small_check
         async with Onlooker(app) as onlooker:
             long = [ask_async(app, "/v1/completions", body([1] * 10, max_tokens=20)) for _ in range(12)]
             long = asyncio.gather(*long)
-            await until(lambda: onlooker.tokens())
-            response = await ask_async(app, "/live/levers", {"num_blocks": 1})
+            running = app.service.engine.llm.engine.scheduler.running
+            with held_while(app, lambda: any(request.output_token_ids for request in running)):
+                await until(lambda: onlooker.tokens())
+                response = await ask_async(app, "/live/levers", {"num_blocks": 1})
             assert response.json()["num_blocks"] == {"now": 8, "low": 8, "high": num_blocks}  # 10 + 20 - 1 tokens
             (answer,) = {answer.json()["choices"][0]["text"] for answer in await long}
             await until(lambda: onlooker.now[-1]["levers"]["num_blocks"]["low"] == 1)

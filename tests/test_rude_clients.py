@@ -22,7 +22,19 @@ from stagewise.serving import events, reading, service
 from stagewise.serving.app import App
 from stagewise.serving.reading import MAX_DEPTH
 from tests.adapter import ROOT, wait_until
-from tests.test_serving import JSON, Client, ask, ask_async, error_of, limited, listening, serving, slow_steps, until
+from tests.test_serving import (
+    JSON,
+    Client,
+    ask,
+    ask_async,
+    error_of,
+    held_while,
+    limited,
+    listening,
+    serving,
+    slow_steps,
+    until,
+)
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -118,24 +130,28 @@ def test_a_request_gets_half_of_what_is_free(small_checkpoint):
         fields = {"model": "tales", "ignore_eos": True}
         first = Client(app, prompt=[1], n=8, max_tokens=30, ignore_eos=True)
         task = asyncio.create_task(first.run())
-        await until(lambda: app.service.metrics.num_unfinished == 8)
-        error = error_of(await ask_async(app, "/v1/completions", {**fields, "n": 9, "prompt": [1]}), 400)
-        several = "one for several completions may take half of"
-        assert error["message"] == f"the request asks for 9 completions; {several} 16 (--max-queue-size)"
-        error = error_of(await ask_async(app, "/v1/completions", {**fields, "n": 5, "prompt": [1]}), 429)
-        assert f"5 completions; {several} the 8 that are free now" in error["message"]
-        many = {**fields, "prompt": [1], "n": 4, "max_tokens": 47}
-        error = error_of(await ask_async(app, "/v1/completions", many), 429)
-        assert f"192 tokens; {several} the 352 that are free now" in error["message"]
-        assert (await ask_async(app, "/v1/completions", {**fields, "prompt": [1], "n": 4})).status_code == 200
-        first.gone.set()
-        await task
-        assert app.service.metrics.num_tokens == 0
+        metrics = app.service.metrics
+        with held_while(app, lambda: metrics.num_unfinished >= 8):
+            await until(lambda: metrics.num_unfinished == 8)
+            error = error_of(await ask_async(app, "/v1/completions", {**fields, "n": 9, "prompt": [1]}), 400)
+            several = "one for several completions may take half of"
+            assert error["message"] == f"the request asks for 9 completions; {several} 16 (--max-queue-size)"
+            error = error_of(await ask_async(app, "/v1/completions", {**fields, "n": 5, "prompt": [1]}), 429)
+            assert f"5 completions; {several} the 8 that are free now" in error["message"]
+            many = {**fields, "prompt": [1], "n": 4, "max_tokens": 47}
+            error = error_of(await ask_async(app, "/v1/completions", many), 429)
+            assert f"192 tokens; {several} the 352 that are free now" in error["message"]
+            four = asyncio.create_task(ask_async(app, "/v1/completions", {**fields, "prompt": [1], "n": 4}))
+            await until(lambda: metrics.num_unfinished == 12)
+            first.gone.set()
+            await task
+        assert (await four).status_code == 200
+        assert metrics.num_tokens == 0
         assert (await ask_async(app, "/v1/completions", many)).status_code == 200
         error = error_of(await ask_async(app, "/v1/completions", {**many, "n": 8}), 400)
         assert error["message"] == f"the request asks for 384 tokens; {several} 600 (--max-queue-tokens)"
 
-    with serving(5, small_checkpoint, max_queue_size=28) as app, slow_steps(app, 0.005):
+    with serving(5, small_checkpoint, max_queue_size=28) as app:
         asyncio.run(go(limited(app, max_queue_tokens=1200)))
 
 
@@ -144,19 +160,21 @@ def test_who_asks_for_one_completion_has_its_place(small_checkpoint):
 
     async def go(app):
         fields, tasks, clients = {"max_tokens": 40, "ignore_eos": True}, [], []
-        for n in (8, 4, 2, 2, 2, 2):
-            clients.append(Client(app, prompt=[1], n=n, **fields))
-            tasks.append(asyncio.create_task(clients[-1].run()))
-            await asyncio.sleep(0.03)
-        assert app.service.metrics.num_unfinished == 14  # of 32
-        for n, status in ((2, 429), (1, 200)):
-            body = {"model": "tales", "prompt": [1], "n": n, "max_tokens": 2}
-            assert (await ask_async(app, "/v1/completions", body)).status_code == status
+        metrics, body = app.service.metrics, {"model": "tales", "prompt": [1], "max_tokens": 2}
+        with held_while(app, lambda: metrics.num_unfinished >= 8):
+            for n, so_far in ((8, 8), (4, 12), (2, 14), (2, 14), (2, 14), (2, 14)):  # of 32
+                clients.append(Client(app, prompt=[1], n=n, **fields))
+                tasks.append(asyncio.create_task(clients[-1].run()))
+                await until(lambda so_far=so_far: metrics.num_unfinished == so_far)
+            error_of(await ask_async(app, "/v1/completions", {**body, "n": 2}), 429)
+            one = asyncio.create_task(ask_async(app, "/v1/completions", body))
+            await until(lambda: metrics.num_unfinished == 15)
+        assert (await one).status_code == 200
         for client in clients:
             client.gone.set()
         await asyncio.gather(*tasks)
 
-    with serving(5, small_checkpoint, max_queue_size=28) as app, slow_steps(app):
+    with serving(5, small_checkpoint, max_queue_size=28) as app:
         asyncio.run(go(app))
 
 
@@ -394,7 +412,7 @@ def test_a_body_that_is_too_long_is_refused(server):
 def one_place(small_checkpoint):
     """A server that runs one request at once, in steps so long that a client can come and go between two of them."""
     options = {"max_num_seqs": 1, "max_model_len": 48}
-    with serving(6, small_checkpoint, **options) as app, slow_steps(app, 0.03), listening(app) as (_, port):
+    with serving(6, small_checkpoint, **options) as app, slow_steps(app, 0.1), listening(app) as (_, port):
         yield app, port
 
 

@@ -1186,6 +1186,25 @@ def slow_steps(app, seconds=0.02):
         engine.step = step
 
 
+@contextlib.contextmanager
+def held_while(app, condition):
+    """While the condition holds, the engine waits for a command before each step: a fast one would be through before
+    the test comes to its point."""
+    llm = app.service.engine.llm
+    step, released = llm.engine.step, threading.Event()
+
+    def held():
+        wait_until(lambda: released.is_set() or not llm.loop.commands.empty() or not condition())
+        return step()
+
+    llm.engine.step = held
+    try:
+        yield
+    finally:
+        llm.engine.step = step
+        released.set()
+
+
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_goes_frees_its_place(small, streams):
     llm = small.service.engine.llm
@@ -1222,9 +1241,10 @@ def test_a_client_that_goes_while_it_waits_or_sends(small_checkpoint):
         first = Client(app, prompt=[1], max_tokens=40, ignore_eos=True)
         waiting = Client(app, prompt=[2], max_tokens=40, ignore_eos=True)
         tasks = [asyncio.create_task(client.run()) for client in (first, waiting)]
-        await until(lambda: app.service.metrics.num_unfinished == 2)
-        waiting.gone.set()
-        await tasks[1]
+        with held_while(app, lambda: app.service.metrics.num_unfinished == 2):
+            await until(lambda: app.service.metrics.num_unfinished == 2)
+            waiting.gone.set()
+            await tasks[1]
         assert app.service.metrics.num_unfinished == 1
         await tasks[0]
         assert json.loads(first.text)["choices"][0]["finish_reason"] == "length"
@@ -1233,7 +1253,7 @@ def test_a_client_that_goes_while_it_waits_or_sends(small_checkpoint):
         sending.gone.set()
         await sending.run()
 
-    with serving(6, small_checkpoint, max_num_seqs=1, log=lines.append) as app, slow_steps(app, 0.005):
+    with serving(6, small_checkpoint, max_num_seqs=1, log=lines.append) as app:
         asyncio.run(go(app))
     assert [line.split(" ms")[0].split()[2] for line in lines] == ["499", "200", "499"]
 
@@ -1244,9 +1264,10 @@ def test_a_slow_reader_holds_up_nobody(tales):
     async def go():
         slow = Client(tales, prompt="Once", max_tokens=50, ignore_eos=True, seed=1, stream=True)
         slow.reading.clear()
+        stats = tales.service.engine.llm.stats
+        before = stats.num_requests
         task = asyncio.create_task(slow.run())
-        await until(lambda: tales.service.engine.llm.engine.scheduler.running)
-        await until(lambda: not tales.service.engine.llm.loop.waiters)
+        await until(lambda: stats.num_requests == before + 1)
         assert slow.sent == []
         await until(lambda: tales.service.metrics.num_unfinished == 0)  # whatever the reader has seen of it
         quick = await ask_async(tales, "/v1/completions", {"model": "tales", "prompt": "A fox", "max_tokens": 3})
@@ -1264,12 +1285,14 @@ def test_a_full_queue_answers_429_and_takes_all_prompts_or_none(stage, small_che
         fields = {"max_tokens": 40, "ignore_eos": True, "seed": 1}
         clients = [Client(app, prompt=[[1], [2], [3], [4]], **fields, stream=True)]
         tasks = [asyncio.create_task(client.run()) for client in clients]
-        await until(lambda: app.service.engine.llm.engine.scheduler.running)
-        for streams in (False, True):
-            body = {"model": "tales", "prompt": [[3], [4], [5]], "stream": streams}
-            response = await ask_async(app, "/v1/completions", body)
-            assert error_of(response, 429)["code"] == "queue_full"
-            assert int(response.headers["retry-after"]) >= 1
+        running = app.service.engine.llm.engine.scheduler.running
+        with held_while(app, lambda: running):
+            await until(lambda: running)
+            for streams in (False, True):
+                body = {"model": "tales", "prompt": [[3], [4], [5]], "stream": streams}
+                response = await ask_async(app, "/v1/completions", body)
+                assert error_of(response, 429)["code"] == "queue_full"
+                assert int(response.headers["retry-after"]) >= 1
         response = await ask_async(app, "/v1/completions", {"model": "tales", "prompt": [5], "max_tokens": 2})
         assert response.status_code == 200  # what was submitted of the refused is gone
         await asyncio.gather(*tasks)
@@ -1279,7 +1302,7 @@ def test_a_full_queue_answers_429_and_takes_all_prompts_or_none(stage, small_che
         asked = "the request asks for 5 completions; one for several completions may take half of 8"
         assert message == f"{asked} (--max-queue-size)"
 
-    with serving(stage, small_checkpoint, max_num_seqs=2, max_queue_size=14) as app, slow_steps(app, 0.005):
+    with serving(stage, small_checkpoint, max_num_seqs=2, max_queue_size=14) as app:
         asyncio.run(go(app))
 
 

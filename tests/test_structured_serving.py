@@ -163,14 +163,14 @@ def test_the_end_comes_while_forms_are_compiled():
     """The form that is being compiled is finished; those in the queue are dropped."""
     with serving(6, "tinytales") as app:
         waiting = app.service.lanes._forms._work_queue
-        with listening(limited(app, form_seconds=0.2)) as (_, port):
+        with listening(limited(app, form_seconds=1)) as (_, port):
             clients = [connect(port) for _ in range(5)]
             for i, client in enumerate(clients):
                 form = {"guided_json": {"type": "integer", "multipleOf": 16777213 + i}}
                 client.sendall(request(**form, ignore_eos=False))
             wait_until(lambda: waiting.qsize() == 4)
             start = time.monotonic()
-        assert time.monotonic() - start < 6  # two seconds after the grace, and something for a busy machine
+        assert time.monotonic() - start < 20  # two seconds after the grace, and a lot for a busy machine
         wait_until(lambda: waiting.empty(), seconds=2)
         for client in clients:
             client.close()
