@@ -531,7 +531,7 @@ def test_the_end_comes_whoever_looks_on_or_does_not_read(caplog):
             told = [threading.Thread(target=read_all, args=(one,), daemon=True) for one in (live, stream)]
             for thread in told:
                 thread.start()
-        assert time.monotonic() - start < 5  # seconds after the grace, and something for a busy machine
+        assert time.monotonic() - start < 20  # two seconds after the grace, and a lot for a busy machine
         for one in (live, deaf_live, stream, deaf, half):
             one.close()
     assert len(lines) == 5

@@ -359,7 +359,7 @@ def test_what_takes_too_long_to_compile_is_refused(llm, name):
     start = time.monotonic()
     with pytest.raises(ValueError, match=says):
         structured(llm, **COSTLY[name], **limit)
-    assert time.monotonic() - start < 12
+    assert time.monotonic() - start < 60  # a second or two, and a lot for a busy machine
     structured(llm, choice=[name])  # others go on
 
 
