@@ -103,7 +103,7 @@ class RequestOutput:
 class StreamEvent:
     """A stream event: what one step added to the completion of prompt `index`.
 
-    `text` may be empty: half a character, or what may begin a stop text, is held back. `finish_reason` is
+    `text` may be empty: half a character is held back, and so is what may begin a stop text. `finish_reason` is
     None until the last event of the index; `stop_reason` then says which stop text, token or error it was. `logprobs`
     are those of `token_ids`, if requested. The counts of tokens are totals so far.
     """

@@ -12,7 +12,7 @@ class LLMBase:
     """The base of a stage's `LLM`.
 
     Attributes:
-        engine: does the work; have a look inside.
+        engine: does the work.
         inputs: makes requests from prompts.
     """
 
@@ -24,11 +24,11 @@ class LLMBase:
         self.inputs.request(prompt, sampling_params, *priority, number=0)
 
     def describe(self) -> str:
-        """One line: the device, the dtype, any KV cache."""
+        """The device, the dtype and the KV cache, if there is one, in a line."""
         return self.engine.runner.describe()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Those of the model's generation_config.json. Raises ValueError if they are wrong."""
+        """The defaults in the model's generation_config.json. Raises ValueError if they are wrong."""
         return SamplingParams(**generation_defaults(self.engine.checkpoint.directory))
 
     def get_tokenizer(self) -> Tokenizer:
