@@ -30,7 +30,7 @@ class Request:
         logprobs: one entry per output token, if requested.
         text: the output's text, up to a stop text.
         finish_reason, stop_reason: why it ended; None until then.
-        streamed: what a stream has sent so far: (number of tokens, of characters, whether the end).
+        streamed: how many tokens and characters a stream has sent so far.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Request:
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.arrival_time = time.perf_counter()
-        self.streamed = 0, 0, False
+        self.streamed = 0, 0
         self.output_token_ids: list[int] = []
         self.token_times: list[float] = []
         self.logprobs: list[dict[int, Logprob]] = []

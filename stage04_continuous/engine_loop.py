@@ -65,7 +65,7 @@ class EngineLoop:
         # and wait for its thread; so that thread must never wait for the lock.
         self.closing, self.lock = False, threading.RLock()
         made: queue.SimpleQueue = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._run, args=(make_engine, made), name="engine", daemon=True)
+        self.thread = threading.Thread(target=self._main, args=(make_engine, made), name="engine", daemon=True)
         loops.add(self)
         threads.add(self.thread)
         try:
@@ -164,7 +164,7 @@ class EngineLoop:
 
     # --- The engine's thread ----------------------------------------------------------------------------------------
 
-    def _run(self, make_engine: Callable[[], Engine], made: queue.SimpleQueue) -> None:
+    def _main(self, make_engine: Callable[[], Engine], made: queue.SimpleQueue) -> None:
         try:
             self.engine = make_engine()
             made.put(self.engine)

@@ -38,7 +38,7 @@ class Request:
         logprobs: one entry per output token, if requested.
         text: the output's text, up to a stop text.
         finish_reason, stop_reason: why it ended; None until then.
-        streamed: what a stream has sent so far: (number of tokens, of characters, whether the end).
+        streamed: how many tokens and characters a stream has sent so far, and whether the end.
     """
 
     rank: Any  # None until it is queued

@@ -27,6 +27,7 @@ class BeamSearch:
 
     Attributes:
         beams: the sequences that are still growing, the best first; at first the prompt alone.
+        logprobs: [n_beams] float32, the log-probability of each beam.
         finished: (score, log-probability, output tokens) of the best that have ended, the best first.
         done: whether no further token could change `finished`.
         num_tokens: how many were generated for its beams so far, one per beam and step.

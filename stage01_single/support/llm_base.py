@@ -19,12 +19,12 @@ class LLMBase:
     engine: Any
     inputs: Any
 
-    def validate(self, prompt: Any, sampling_params: SamplingParams, *priority: int) -> None:
+    def validate(self, prompt: Any, sampling_params: SamplingParams) -> None:
         """Raise the ValueError that `generate` would raise for this prompt."""
-        self.inputs.request(prompt, sampling_params, *priority, number=0)
+        self.inputs.request(prompt, sampling_params, number=0)
 
     def describe(self) -> str:
-        """The device, the dtype and the KV cache, if there is one, in a line."""
+        """What the engine runs on, in a line."""
         return self.engine.runner.describe()
 
     def get_default_sampling_params(self) -> SamplingParams:

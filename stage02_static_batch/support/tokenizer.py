@@ -92,7 +92,7 @@ class Tokenizer:
 class Detokenizer:
     """Decodes a stream of tokens, whole characters only. The pieces, joined, are `decode` of all tokens.
 
-    `copy.copy` gives one that has seen the same tokens. skip_special: leave out special tokens.
+    skip_special: leave out special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):
