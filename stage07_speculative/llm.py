@@ -148,8 +148,8 @@ class LLM(LLMBase):
 
 
 def longest_first(requests: list[Request], priority: Sequence[int] | None) -> list[Request]:
-    """The order in which to submit requests that are all known: those that may get the most tokens first, since a long
-    one that starts last would run alone at the end. Ties, and requests with priorities, keep their order."""
+    """The order in which to submit requests that are all known: the largest `max_tokens` first, since a long request
+    that starts last would run alone at the end. Ties, and requests with priorities, keep their order."""
     return requests if priority is not None else sorted(requests, key=lambda request: -request.max_tokens)
 
 

@@ -63,7 +63,7 @@ class EngineLoop:
         self.commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.failure: BaseException | None = None  # what ended the thread
         # For callers only. A signal handler or a finalizer may interrupt a caller that holds the lock, call the engine,
-        # and wait for its thread; so that thread must never wait for the lock.
+        # and wait for its thread; so that thread must never block on the lock.
         self.closing, self.lock = False, threading.RLock()
         made: queue.SimpleQueue = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._main, args=(make_engine, made), name="engine", daemon=True)

@@ -191,5 +191,5 @@ class StreamEvent:
 
 
 def finished_groups(completions: Iterable[Any]) -> list[Any]:
-    """The first completion of each request whose last one is among these."""
+    """The requests that have finished with these completions, each as the first of its group."""
     return list(dict.fromkeys([c.group[0] for c in completions if c.finished and c.group_finished]))
