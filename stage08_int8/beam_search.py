@@ -47,8 +47,8 @@ class BeamSearch:
         return shared + self.beam_width * (-(-longest // block_size) - shared)
 
     def score(self, logprob: float, length: int) -> float:
-        """Orders sequences as logprob / length**length_penalty does, but as minus the log of its absolute value, which
-        can't overflow."""
+        """A number that orders sequences as logprob / length**length_penalty does: minus the log of its absolute value,
+        which can't overflow."""
         return math.inf if logprob >= 0 else self.length_penalty * math.log(length) - math.log(-logprob)
 
     def advance(self, logits: Tensor) -> list[tuple[Request, Request]]:

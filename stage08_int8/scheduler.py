@@ -26,7 +26,7 @@ AHEAD = 16  # while a request waits for memory, completions that came up to this
 
 
 class Row(NamedTuple):
-    """A request's part of a step: how many of its tokens are computed; if none are left (`ready`), it gets its next."""
+    """A request's part of a step: how many of its tokens are computed. If none is left (`ready`), it gets a new one."""
 
     request: Request
     num_tokens: int
