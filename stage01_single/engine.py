@@ -19,7 +19,7 @@ from .support.weights import Checkpoint
 class Engine:
     """Completes requests, one after the other.
 
-    Between steps it keeps only `stats`, so several threads may run it at once (counts may then be off).
+    It keeps nothing between steps but `stats`, so several threads may use it at once (counts may then be off).
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -50,7 +50,7 @@ class Engine:
         return self.commit(batch, token)
 
     def commit(self, batch: Batch, token: Token | Exception) -> list[Request]:
-        """Give the token to its request, which may end with it; an error ends it. Count the step (`stats.count`)."""
+        """Append the token to its request, or end the request if it is an error. Count the step."""
         batch.request.add_or_fail(token)
         self.stats.count(batch, [batch.request])
         return [batch.request]

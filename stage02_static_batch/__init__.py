@@ -1,4 +1,4 @@
-"""Stage 2: many prompts in one left-padded batch, sampled row by row in one pass."""
+"""Stage 2: many prompts in one left-padded batch, and a sampler for each row."""
 
 from .config import EngineConfig
 from .llm import LLM

@@ -15,10 +15,10 @@ class Batch:
     A finished row is carried along until all are finished: it goes through the model, and its result is thrown away.
 
     Attributes:
-        live: the requests that are not finished, and live_rows, the numbers of their rows.
-        token_ids: [n_rows, n_seq]
-        num_padding: [n_rows], how many columns of padding each row has on its left.
-        num_tokens: how many of all these tokens are useful.
+        live, live_rows: the requests that are not finished, and the numbers of their rows.
+        token_ids: [batch, n_seq]
+        num_padding: [batch], how many columns of padding each row has on its left.
+        num_tokens: how many of `token_ids` are tokens of live requests, not padding.
     """
 
     requests: list[Request]

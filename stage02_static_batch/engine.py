@@ -19,7 +19,7 @@ from .support.weights import Checkpoint
 class Engine:
     """Completes requests, one batch after another.
 
-    Between steps it keeps only `stats`, so several threads may run it at once (counts may then be off).
+    It keeps nothing between steps but `stats`, so several threads may use it at once (counts may then be off).
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -51,13 +51,12 @@ class Engine:
     def step(self, rows: list[Request]) -> list[Request]:
         """One forward pass over all sequences of the batch, and one more token for each that is not finished."""
         batch = Batch.of(rows, self.runner.device)
-        logits = self.runner.forward(batch)  # [n_rows, n_seq] -> [n_live, vocab_size]
+        logits = self.runner.forward(batch)  # [batch, n_seq] -> [n_live, vocab_size]
         tokens = [sample(row, request) for row, request in zip(logits, batch.live, strict=True)]
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
-        """Give the tokens to their requests, which may end with them; an error ends its request. Count the step
-        (`stats.count`)."""
+        """Append each token to its request, or end the request if it is an error. Count the step."""
         for request, token in zip(batch.live, tokens, strict=True):
             request.add_or_fail(token)
         self.stats.count(batch, batch.live)

@@ -26,7 +26,7 @@ class LLM(LLMBase):
         options: the other fields of EngineConfig, documented in config.py.
 
     Attributes:
-        engine: does the work; have a look inside.
+        engine: does the work.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -43,7 +43,7 @@ class LLM(LLMBase):
         """Complete every prompt. Blocks until all are done; results come in the order of the prompts.
 
         Args:
-            prompts: texts or lists of token ids; a single text is one prompt.
+            prompts: strings or lists of token ids; a single string is one prompt.
             sampling_params: one for all prompts, or one per prompt.
             use_tqdm: show a progress bar on stderr.
 

@@ -110,9 +110,9 @@ class GPT2(nn.Module):
         """
         columns = torch.arange(token_ids.shape[1], dtype=torch.int64, device=token_ids.device)  # [n_seq]
         own = columns >= num_padding[:, None]  # [batch, n_seq]
-        # A sequence counts its positions from its own first token, whatever is to the left of it.
+        # Positions count from a sequence's own first token, not from the padding to its left.
         positions = (columns - num_padding[:, None]).clamp(min=0)  # [batch, n_seq]
-        # Nobody reads from padding, except padding from itself: a softmax over nothing at all would be NaN.
+        # No token reads padding, but padding reads itself: a softmax over nothing would be NaN.
         visible = (columns <= columns[:, None]) & own[:, None, :]  # [batch, n_seq, n_seq]
         visible = (visible | (columns == columns[:, None]))[:, None]  # [batch, 1, n_seq, n_seq], the same for all heads
         x = self.wte(token_ids) + self.wpe(positions)  # [batch, n_seq] -> [batch, n_seq, n_embd]

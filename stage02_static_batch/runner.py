@@ -32,7 +32,7 @@ class Runner:
         return describe_device(self.device, self.dtype)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the token that follows each row that is not finished: [n_live, vocab_size] float32."""
+        """The logits of the token that follows each live row: [n_live, vocab_size] float32."""
         check_fork()
         with torch.autocast(self.device.type, enabled=False):  # ignore the caller's autocast
             return self.model(batch.token_ids, batch.num_padding)[batch.live_rows]

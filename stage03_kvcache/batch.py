@@ -17,12 +17,12 @@ class Batch:
     A finished row is carried along until all are finished: it goes through the model, and its result is thrown away.
 
     Attributes:
-        live: the requests that are not finished, and live_rows, the numbers of their rows.
+        live, live_rows: the requests that are not finished, and the numbers of their rows.
         cache: keys and values of the columns before the new ones.
-        token_ids: [n_rows, n_new]
-        num_padding: [n_rows], how many columns of padding each row has on its left.
-        num_tokens: how many of the new tokens are useful.
-        is_prefill: whether the new columns are the prompts.
+        token_ids: [batch, n_new]
+        num_padding: [batch], how many columns of padding each row has on its left.
+        num_tokens: how many of `token_ids` are tokens of live requests, not padding.
+        is_prefill: whether `token_ids` are the prompts.
     """
 
     requests: list[Request]

@@ -20,7 +20,7 @@ from .support.weights import Checkpoint
 class Engine:
     """Completes requests, one batch after another.
 
-    Between steps it keeps only `stats`, so several threads may run it at once (counts may then be off).
+    It keeps nothing between steps but `stats`, so several threads may use it at once (counts may then be off).
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -47,7 +47,7 @@ class Engine:
             del cache  # before the next one is made
 
     def next_batch(self, requests: deque[Request]) -> list[Request]:
-        """The next requests, taken from the left: at most `max_num_seqs`, as many as have room in the KV cache."""
+        """The next requests, taken from the left: at most `max_num_seqs`, and no more than fit into the KV cache."""
         room = self.runner.kv_cache_bytes // self.runner.bytes_per_token  # in tokens
         rows = [requests.popleft()]
         while requests and len(rows) < self.config.max_num_seqs:
@@ -67,13 +67,12 @@ class Engine:
     def step(self, rows: list[Request], cache: KVCache) -> list[Request]:
         """One forward pass over the batch's new tokens, and one more token for each row that is not finished."""
         batch = Batch.of(rows, cache, self.runner.device)
-        logits = self.runner.forward(batch)  # [n_rows, n_new] -> [n_live, vocab_size]; the cache is n_new longer
+        logits = self.runner.forward(batch)  # [batch, n_new] -> [n_live, vocab_size]; the cache is n_new longer
         tokens = [sample(row, request) for row, request in zip(logits, batch.live, strict=True)]
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
-        """Give the tokens to their requests, which may end with them; an error ends its request. Count the step
-        (`stats.count`)."""
+        """Append each token to its request, or end the request if it is an error. Count the step."""
         for request, token in zip(batch.live, tokens, strict=True):
             request.add_or_fail(token)
         self.stats.count(batch, batch.live)

@@ -38,7 +38,7 @@ class KVCache:
         return self.data.shape[2] * self.data.shape[4]
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's keys and values of new columns after the filled ones, and return all of them.
+        """Write a layer's keys and values of new columns after the filled ones, and return those of all columns.
 
         2 x [batch, n_head, n_new, head_dim] -> 2 x [batch, n_head, length + n_new, head_dim], views without a copy
         """
@@ -60,7 +60,7 @@ def default_cache_bytes(device: torch.device) -> int:
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
-    """Raise ValueError unless a device has this much memory: a system that overcommits may kill us later."""
+    """Raise ValueError unless a device has this much memory: a system that overcommits may kill the process later."""
     free = free_memory(device)
     if num_bytes > free:
         raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, but only {free:,} are free")

@@ -45,7 +45,7 @@ class Attention(nn.Module):
         """[batch, n_new, n_embd] -> same; visible: [batch, 1, n_new, n_seq], True where query i may read from key j"""
         q, k, v = self.c_attn(x).chunk(3, dim=-1)  # [batch, n_new, n_embd] -> 3 x [batch, n_new, n_embd]
         q, k, v = (self._split_heads(t) for t in (q, k, v))  # each -> [batch, n_head, n_new, head_dim]
-        k, v = cache.update(index, k, v)  # each -> [batch, n_head, n_seq, head_dim], those of earlier steps in front
+        k, v = cache.update(index, k, v)  # each -> [batch, n_head, n_seq, head_dim], earlier steps first
 
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [batch, n_head, n_new, n_seq]: query i, key j
         weights = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)  # each query's weights sum to 1
@@ -111,16 +111,16 @@ class GPT2(nn.Module):
         """The logits of the token that follows each sequence: [batch, n_new] int64 -> [batch, vocab_size] float32.
 
         num_padding: [batch], how many columns of padding each row has on its left.
-        cache: holds the keys and values of the columns before token_ids, and gets those of token_ids.
+        cache: has the keys and values of the columns before token_ids; those of token_ids are added.
         """
         n_seq = cache.length + token_ids.shape[1]
         columns = torch.arange(n_seq, dtype=torch.int64, device=token_ids.device)  # [n_seq]
         new = columns[cache.length :]  # [n_new]
         own = columns >= num_padding[:, None]  # [batch, n_seq]
-        # A sequence counts its positions from its own first token, whatever is to the left of it.
+        # Positions count from a sequence's own first token, not from the padding to its left.
         # A row that has ended may be carried past the last position; what it computes is not used.
         positions = (new - num_padding[:, None]).clamp(min=0, max=self.config.n_positions - 1)  # [batch, n_new]
-        # Nobody reads from padding, except padding from itself: a softmax over nothing at all would be NaN.
+        # No token reads padding, but padding reads itself: a softmax over nothing would be NaN.
         visible = (columns <= new[:, None]) & own[:, None, :]  # [batch, n_new, n_seq]
         visible = (visible | (columns == new[:, None]))[:, None]  # [batch, 1, n_new, n_seq], the same for all heads
         x = self.wte(token_ids) + self.wpe(positions)  # [batch, n_new] -> [batch, n_new, n_embd]

@@ -20,17 +20,17 @@ class Request:
         prompt_token_ids: the prompt's tokens, at least one.
         params: how to sample and when to stop.
         seed: the key of every draw for this request.
-        max_length: the most tokens that prompt and output have together.
+        max_length: the most tokens that prompt and output may have together.
         tokenizer: turns tokens into text.
         eos_token_ids: the model's end tokens.
 
     Attributes:
-        output_token_ids: the output's tokens, the one that ended it among them.
-        token_times: when each of them came, in seconds of time.perf_counter.
+        output_token_ids: the output's tokens, including the one that ended it.
+        token_times: when each output token was added, in seconds of time.perf_counter.
         logprobs: one entry per output token, if requested.
-        text: their text, up to a stop text.
+        text: the output's text, up to a stop text.
         finish_reason, stop_reason: why it ended; None until then.
-        streamed: what a stream has sent so far: (tokens, characters, whether its end).
+        streamed: how many tokens and characters a stream has sent so far.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Request:
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.arrival_time = time.perf_counter()
-        self.streamed = 0, 0, False
+        self.streamed = 0, 0
         self.output_token_ids: list[int] = []
         self.token_times: list[float] = []
         self.logprobs: list[dict[int, Logprob]] = []

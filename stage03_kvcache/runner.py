@@ -32,7 +32,7 @@ class Runner:
         check_cache_bytes(self.kv_cache_bytes, self.device)
 
     def new_cache(self, n_rows: int, max_len: int) -> KVCache:
-        """Room for the keys and values of a batch."""
+        """An empty cache for a batch of `n_rows` sequences of up to `max_len` tokens."""
         config = self.model.config
         head_dim = config.n_embd // config.n_head
         return KVCache(config.n_layer, n_rows, config.n_head, max_len, head_dim, self.dtype, self.device)
@@ -43,7 +43,7 @@ class Runner:
         return f"{describe_device(self.device, self.dtype)}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the token that follows each row that is not finished: [n_live, vocab_size] float32."""
+        """The logits of the token that follows each live row: [n_live, vocab_size] float32."""
         check_fork()
         with torch.autocast(self.device.type, enabled=False):  # ignore the caller's autocast
             return self.model(batch.token_ids, batch.num_padding, batch.cache)[batch.live_rows]

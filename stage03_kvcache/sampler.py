@@ -19,8 +19,8 @@ Token = tuple[int, dict[int, Logprob] | None]  # its id, and its log-probabiliti
 
 
 def sample(logits: Tensor, request: Request) -> Token | Exception:
-    """The next token of a request. If its logits processors fail, or its logits are not finite, it gets the error
-    instead, and no other request is affected.
+    """The next token of a request. If its logits processors fail, or its logits are not finite, returns the error
+    instead of raising it, so no other request is affected.
 
     Args:
         logits: [vocab_size] float32, as the model gave them.
@@ -33,7 +33,7 @@ def sample(logits: Tensor, request: Request) -> Token | Exception:
 
 
 def choose(logits: Tensor, request: Request) -> int:
-    """The next token's id. [vocab_size] -> a number"""
+    """The next token's id. [vocab_size] -> scalar"""
     params = request.params
     scores = penalize(logits, request)
     best, token_id = scores.max(dim=-1)
@@ -53,7 +53,7 @@ def choose(logits: Tensor, request: Request) -> int:
 
 
 def raw_logprobs(logits: Tensor, token_id: int, request: Request) -> dict[int, Logprob] | None:
-    """The chosen token and the likeliest ones, if requested, by the raw logits, before penalties and temperature."""
+    """Log-probabilities of the chosen token and the likeliest ones, if requested: before penalties and temperature."""
     if request.params.logprobs is None:
         return None
     (entries,) = logprob_entries(logits[None], [token_id], [request.params.logprobs], request.tokenizer.token_text)
@@ -88,16 +88,16 @@ def penalize_repetition(scores: Tensor, used: Tensor, penalty: float) -> Tensor:
 
 def keep_top_k(scores: Tensor, k: int) -> Tensor:
     """Drop all but the k best; ties with the k-th stay."""
-    kth = scores.topk(min(k, len(scores))).values[-1]  # [k], descending -> a number
+    kth = scores.topk(min(k, len(scores))).values[-1]  # [k], descending -> scalar
     return scores.masked_fill(scores < kth, -math.inf)
 
 
 def keep_top_p(weights: Tensor, p: float) -> Tensor:
-    """Keep the fewest likeliest tokens with at least p of the probability (Holtzman et al. 2020); of equal ones, the
-    first."""
+    """Keep the smallest set of likeliest tokens whose probabilities sum to at least p (Holtzman et al. 2020); of
+    equal ones, the first."""
     total = weights.sum()
-    # Sorting the whole vocabulary would take longer than all else. Tokens with less than (1 - p) / vocab_size of the
-    # probability are dropped in any case: all of them together have less than 1 - p.
+    # Sorting the whole vocabulary would take longer than everything else. Tokens with less than (1 - p) / vocab_size
+    # of the probability are always dropped: all of them together have less than 1 - p.
     candidates = (weights >= (1 - p) * total / len(weights)).nonzero().squeeze(-1)  # [n_candidates]
     descending, order = weights[candidates].sort(descending=True, stable=True)
     num_kept = 1 + int((descending.cumsum(dim=-1) < p * total).sum())
@@ -106,7 +106,7 @@ def keep_top_p(weights: Tensor, p: float) -> Tensor:
 
 
 def keep_min_p(weights: Tensor, p: float) -> Tensor:
-    """Drop what is less than p times as likely as the best, whose weight is 1."""
+    """Drop tokens less than p times as likely as the best, whose weight is 1."""
     return weights.masked_fill(weights < p, 0)
 
 

@@ -13,18 +13,18 @@ from .scheduler import Row
 class Batch:
     """The tokens of all requests of a step one after another, without padding.
 
-    Rows with a single token (nearly all are decodes) come first; the others (prompts or pieces of one, or a sequence
-    that is computed again) are runs of tokens.
+    Rows of a single token (nearly all are decodes) come first. The others are runs of tokens: a prompt, a piece of
+    one, or a sequence that is computed again.
 
     Attributes:
-        rows: the requests, with the number of tokens that the step computes of each.
+        rows: the requests, each with the number of its tokens that the step computes.
         ready: the requests that get a token in this step.
         token_ids, positions, slots: [num_tokens], each token with its position in its sequence and its request's slot.
         logits_indices: [n_logits], the tokens whose logits are needed.
         sampled, scored: rows of the logits: one for each of `ready`, and the rows that score a prompt.
         num_single: how many rows have a single token.
-        num_slots, n_seq: the part of the cache that these read: slots below `num_slots`, `n_seq` tokens each.
-        runs: for each other row, (first token in the step, end of its tokens in the step, slot, n_seq).
+        num_slots, n_seq: the part of the cache that those read: slots below `num_slots`, `n_seq` tokens each.
+        runs: for each other row, (start and end of its tokens in the step, its slot, its n_seq).
     """
 
     rows: list[Row]
@@ -42,7 +42,6 @@ class Batch:
 
     @classmethod
     def of(cls, rows: list[Row], device: torch.device) -> "Batch":
-        # Single tokens first.
         rows = [row for row in rows if row.num_tokens == 1] + [row for row in rows if row.num_tokens > 1]
         token_ids, positions, slots, logits_indices, ready, singles, runs = [], [], [], [], [], [], []
         sampled, scored = [], []

@@ -59,8 +59,8 @@ class Engine:
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
-        """Count the step (`stats.count`), and give the tokens to their requests. One that ends, or fails, leaves the
-        scheduler. Returns the requests that got a token or an error."""
+        """Count the step, and append each token to its request, or end the request if it is an error. A request that
+        has ended leaves the scheduler. Returns the requests that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
         self.stats.count(batch, tokens, self.kv_use())
@@ -85,7 +85,7 @@ class Engine:
         return len(running) * self.max_model_len, sum(request.num_computed_tokens for request in running)
 
     def check_fits(self, request: Request) -> None:
-        """Raise ValueError if a request can't be completed here: for want of room, or because of its priority."""
+        """Raise ValueError if this engine can't complete a request: too little room, or a priority that it ignores."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens + min(1, request.params.max_tokens) > self.max_model_len:
             what = "leave no room for an output within" if request.params.max_tokens else "are more than"

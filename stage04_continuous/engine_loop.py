@@ -56,16 +56,16 @@ class EngineLoop:
         check_fork()
         self.max_queue_size: int | None = None
         self.num_submitted = self.num_ended = 0  # the engine's thread counts the ends
-        self.num_failures = 0  # failed steps since a request got a token
-        self.has_failed = False  # the latest step
+        self.num_failures = 0  # failed steps since a request last got a token
+        self.has_failed = False  # whether the latest step did
         self.waiters: dict[Request, Deliver] = {}
         self.commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self.failure: BaseException | None = None  # ended the thread
-        # For callers alone: a signal handler or a finalizer may interrupt one that has the lock, call us, and wait for
-        # the engine's thread. So this must not wait for the lock.
+        self.failure: BaseException | None = None  # what ended the thread
+        # For callers only. A signal handler or a finalizer may interrupt a caller that holds the lock, call the engine,
+        # and wait for its thread; so that thread must never block on the lock.
         self.closing, self.lock = False, threading.RLock()
         made: queue.SimpleQueue = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._run, args=(make_engine, made), name="engine", daemon=True)
+        self.thread = threading.Thread(target=self._main, args=(make_engine, made), name="engine", daemon=True)
         loops.add(self)
         threads.add(self.thread)
         try:
@@ -164,7 +164,7 @@ class EngineLoop:
 
     # --- The engine's thread ----------------------------------------------------------------------------------------
 
-    def _run(self, make_engine: Callable[[], Engine], made: queue.SimpleQueue) -> None:
+    def _main(self, make_engine: Callable[[], Engine], made: queue.SimpleQueue) -> None:
         try:
             self.engine = make_engine()
             made.put(self.engine)
@@ -175,7 +175,7 @@ class EngineLoop:
             with torch.inference_mode():
                 while self._run_commands():  # the loop
                     self._step()
-        except BaseException as error:  # a defect, in recovery too
+        except BaseException as error:  # a bug, perhaps in the recovery
             self._fail(error)
 
     def _run_commands(self) -> bool:
@@ -184,7 +184,7 @@ class EngineLoop:
             if self.commands.empty():
                 if self.waiters:
                     return True
-                if self.closing and self.commands.empty():  # in this order: nobody submits once it is closing
+                if self.closing and self.commands.empty():  # in this order: once it is closing, nobody submits
                     return False
             try:
                 self.commands.get()()
@@ -215,7 +215,7 @@ class EngineLoop:
         self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:
-        """Every caller gets the error, and the engine is empty."""
+        """Give every caller the error, and empty the engine."""
         self.num_failures, self.has_failed = 0, False
         self.engine.restart([])
         waiters, self.waiters = self.waiters, {}
@@ -224,13 +224,13 @@ class EngineLoop:
             self._deliver(deliver, [], error)
 
     def _fail(self, error: BaseException) -> None:
-        """This thread ends with an error. Its callers get it, and later ones learn it as the cause."""
+        """End the thread with an error: its callers get it, and later callers get it as the cause of theirs."""
         logger.error("the engine has failed", exc_info=error)
         self.failure, self.closing = error, True
         unlocked = False
-        while not unlocked:  # a caller that has the lock may still submit
+        while not unlocked:  # a caller that holds the lock may still submit
             unlocked = self.lock.acquire(timeout=0.1)
-            while not self.commands.empty():  # requests and calls that came before
+            while not self.commands.empty():  # requests and calls that are already queued
                 with contextlib.suppress(BaseException):
                     self.commands.get()()
             for deliver in dict.fromkeys(self.waiters.values()):
@@ -289,8 +289,8 @@ threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 @atexit.register
 def close_all() -> None:
-    """Wait for the engines' threads: one that is still in a step, or frees a dropped engine, would crash Python at its
-    exit."""
+    """Wait for the engines' threads: one that is still in a step, or frees a dropped engine, would crash Python as it
+    exits."""
     for loop in list(loops):
         if loop.thread.is_alive():  # else it belongs to the process that we were forked from
             loop.close(abort=True)

@@ -1,7 +1,7 @@
 """The keys and values of all running requests, and how much memory they take.
 
 The cache is a row of slots, each with room for the longest possible sequence. A request has a slot from the step in
-which it joins to the step in which it leaves; the scheduler says which. Position i of it lies at place i of its slot.
+which it joins to the step in which it leaves; the scheduler says which. Its position i is place i of its slot.
 """
 
 import torch
@@ -51,7 +51,7 @@ def default_cache_bytes(device: torch.device) -> int:
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
-    """Raise ValueError unless a device has this much memory: a system that overcommits may kill us later."""
+    """Raise ValueError unless a device has this much memory: a system that overcommits may kill the process later."""
     free = free_memory(device)
     if num_bytes > free:
         raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, but only {free:,} are free")

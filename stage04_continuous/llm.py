@@ -30,7 +30,7 @@ class LLM(LLMBase):
         options: the other fields of EngineConfig, documented in config.py.
 
     Attributes:
-        engine: does the work; have a look inside.
+        engine: does the work.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -55,7 +55,7 @@ class LLM(LLMBase):
         may get the longest outputs start first.
 
         Args:
-            prompts: texts or lists of token ids; a single text is one prompt.
+            prompts: strings or lists of token ids; a single string is one prompt.
             sampling_params: one for all prompts, or one per prompt.
             use_tqdm: show a progress bar on stderr.
             priority: one per prompt, under the policy "priority"; lower is admitted earlier.
@@ -65,9 +65,7 @@ class LLM(LLMBase):
         """
         requests = self.inputs.requests(prompts, sampling_params, priority)
         with tqdm(total=len(requests), unit="request", disable=not use_tqdm) as bar:
-            for _ in self.loop.run(
-                longest_first(requests, priority), lambda updated: [r for r in updated if r.finished]
-            ):
+            for _ in self.loop.run(longest_first(requests, priority), finished):
                 bar.update()
         return [RequestOutput.of(request) for request in requests]
 
@@ -96,7 +94,7 @@ class LLM(LLMBase):
         return self._kept(events)
 
     def _kept(self, results: Iterator[Any]) -> Iterator[Any]:
-        """Yield these. As a method it holds the LLM, which would close its engine if it were dropped."""
+        """Yield the results. A method, so that it keeps the LLM alive: a dropped LLM closes its engine."""
         yield from results
 
     def score(
@@ -105,13 +103,13 @@ class LLM(LLMBase):
         """How likely each continuation is after its prompt.
 
         Args:
-            prompts: texts, or lists of token ids; the empty text is the beginning of a text.
-            continuations: one per prompt, of the same kind. For a multiple choice give the prompt once per choice.
+            prompts: strings, or lists of token ids; after an empty string a continuation begins a text.
+            continuations: one per prompt, of the same type. For multiple choice, give the prompt once per choice.
             use_tqdm: show a progress bar on stderr.
 
         Raises:
             ValueError: as `generate`; or a continuation is empty.
-            RuntimeError: one was aborted, or failed.
+            RuntimeError: a request was aborted, or failed.
         """
         prompts, continuations = ([x] if isinstance(x, str) else x for x in (prompts, continuations))
         if len(prompts) != len(continuations):
@@ -125,8 +123,8 @@ def finished(requests: list[Request]) -> list[Request]:
 
 
 def longest_first(requests: list[Request], priority: Sequence[int] | None) -> list[Request]:
-    """The order in which to submit requests that are all known: those that may get the most tokens first, since a long
-    one that starts last would run alone at the end. Ties, and requests with priorities, keep their order."""
+    """The order in which to submit requests that are all known: the largest `max_tokens` first, since a long request
+    that starts last would run alone at the end. Ties, and requests with priorities, keep their order."""
     return requests if priority is not None else sorted(requests, key=lambda request: -request.max_tokens)
 
 
@@ -139,7 +137,7 @@ class AsyncLLM:
         engine.close()
 
     Args:
-        max_queue_size: how many requests may wait, in addition to max_num_seqs that run.
+        max_queue_size: how many requests may wait, in addition to the max_num_seqs that run.
         options: those of LLM.
 
     Attributes:

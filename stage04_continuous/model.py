@@ -50,8 +50,8 @@ class Attention(nn.Module):
             index, batch.slots, batch.positions, k, v
         )  # 2 x [num_slots, n_head, max_len, head_dim]
 
-        # The linear layers took all tokens together; attention looks at each sequence by itself (Orca's selective
-        # batching): the single tokens all at once, every run on its own.
+        # The linear layers take all tokens together; attention keeps the sequences apart (Orca's selective batching):
+        # one call for all single tokens, and one for each run.
         out = torch.empty_like(q)  # [num_tokens, n_head, head_dim]
         if batch.num_single:
             out[: batch.num_single] = self._attend_singles(q[: batch.num_single], batch, keys, values)
@@ -67,8 +67,8 @@ class Attention(nn.Module):
     def _attend_singles(self, q: Tensor, batch: Batch, keys: Tensor, values: Tensor) -> Tensor:
         """Attention of requests with one token each, in one batch: [num_single, n_head, head_dim] -> same.
 
-        The queries are laid out by slot, so that the cache is read where it lies, as a view. Slots in between that have
-        no query here are computed too, in vain; the scheduler fills the lowest slots first, so they are few.
+        The queries are laid out by slot, so the cache is read in place, as a view. Slots without a query are computed
+        too, and thrown away; the scheduler fills the lowest slots first, so they are few.
         """
         slots, positions = batch.slots[: batch.num_single], batch.positions[: batch.num_single]
         queries = q.new_zeros(batch.num_slots, self.n_head, 1, q.shape[-1])
@@ -141,9 +141,9 @@ class GPT2(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """The logits of the tokens that follow `batch.logits_indices`: -> [n_logits, vocab_size] float32.
+        """The logits after the tokens `batch.logits_indices`: [n_logits, vocab_size] float32.
 
-        cache: holds the keys and values of the tokens before those of the step, and gets theirs.
+        cache: has the keys and values of earlier steps' tokens; those of this step's are added.
         """
         x = self.wte(batch.token_ids) + self.wpe(batch.positions)  # [num_tokens] -> [num_tokens, n_embd]
         for index, layer in enumerate(self.h):

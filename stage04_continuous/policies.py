@@ -7,7 +7,7 @@ AGING = 16  # under "shortest": how many prompt tokens a step of waiting is wort
 
 
 def policy_rank(policy: str, request: Request, num_steps: int) -> float:
-    """The request's number. Equal numbers are admitted in the order of arrival.
+    """The number that a policy gives a request. Equal numbers are admitted in the order of arrival.
 
     "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All waiting requests age
     alike, so a newcomer instead starts with AGING added for each step already done. A prompt of P tokens is therefore

@@ -22,23 +22,23 @@ class Request:
         prompt_token_ids: the prompt's tokens, at least one.
         params: how to sample and when to stop.
         seed: the key of every draw for this request.
-        max_length: the most tokens that prompt and output have together.
+        max_length: the most tokens that prompt and output may have together.
         tokenizer: turns tokens into text.
         eos_token_ids: the model's end tokens.
         priority: lower is admitted earlier, under the policy "priority".
-        score_from: with params.prompt_logprobs, the first token of the prompt that gets one.
+        score_from: with params.prompt_logprobs, the index of the first prompt token that gets one.
 
     Attributes:
         num_computed_tokens: how many tokens of the sequence have their keys and values in the cache.
         rank: its rank in the queue (number, arrival), given by the scheduler; lower is earlier.
-        slot: where in the cache, while it runs; given and taken by the scheduler.
-        prompt_logprobs: of the prompt's tokens so far; None unless requested.
-        output_token_ids: the output's tokens, the one that ended it among them.
-        token_times: when each of them came, in seconds of time.perf_counter.
+        slot: its slot in the cache while it runs; set by the scheduler.
+        prompt_logprobs: one entry per prompt token so far; None unless requested.
+        output_token_ids: the output's tokens, including the one that ended it.
+        token_times: when each output token was added, in seconds of time.perf_counter.
         logprobs: one entry per output token, if requested.
-        text: their text, up to a stop text.
+        text: the output's text, up to a stop text.
         finish_reason, stop_reason: why it ended; None until then.
-        streamed: what a stream has sent so far: (tokens, characters, whether its end).
+        streamed: how many tokens and characters a stream has sent so far, and whether the end.
     """
 
     rank: Any  # None until it is queued
@@ -98,7 +98,7 @@ class Request:
 
     @property
     def num_new_tokens(self) -> int:
-        """The tokens that have to go through the model before the next one can be sampled: 1 in a decode."""
+        """How many tokens have to go through the model before the next one can be sampled: 1 in a decode."""
         return self.num_tokens - self.num_computed_tokens
 
     def new_token_ids(self, num_tokens: int) -> list[int]:
@@ -109,7 +109,7 @@ class Request:
         return self.token_ids[self.num_computed_tokens : self.num_computed_tokens + num_tokens]
 
     def to_score(self, num_tokens: int) -> range:
-        """Positions among the next tokens whose logits score the next token of the prompt."""
+        """The positions, among the next `num_tokens`, whose logits score the prompt token that follows."""
         if self.prompt_logprobs is None:
             return range(0)
         start = max(self.num_computed_tokens, len(self.prompt_logprobs) - 1)
@@ -117,7 +117,7 @@ class Request:
 
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0
-        none is wanted: the prompt was to be scored."""
+        the token is dropped: only the prompt was to be scored."""
         if not self.output_token_ids and has_nan(self.prompt_logprobs):
             raise ValueError(NOT_FINITE)
         if not self.max_tokens:

@@ -16,7 +16,7 @@ from .request import Request
 
 
 class Row(NamedTuple):
-    """A request in a step: how many of its tokens the step computes; if these are all (`ready`), it gets its next."""
+    """A request's part of a step: how many of its tokens are computed. If none is left (`ready`), it gets a new one."""
 
     request: Request
     num_tokens: int
@@ -44,17 +44,17 @@ class Scheduler:
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
         self.num_steps, self._arrivals = 0, itertools.count()
-        self.emit: Callable[..., None] = lambda *_, **__: None  # for a trace: gets what happens
+        self.emit: Callable[..., None] = lambda *_, **__: None  # a trace puts its own function here
         self.clear()
 
     def clear(self) -> None:
-        """There are no requests, and all slots are free."""
+        """Drop all requests, and free all slots."""
         self.waiting: list[Request] = []  # in the order of their ranks
         self.running: list[Request] = []  # in order of admission
         self.free_slots = list(range(self.max_num_seqs))  # a heap: the lowest slot is taken first
 
     def add(self, request: Request) -> None:
-        if request.rank is None:  # else it returns with its rank
+        if request.rank is None:  # else it comes back, with its old rank
             request.rank = policy_rank(self.policy, request, self.num_steps), next(self._arrivals)
         bisect.insort(self.waiting, request, key=lambda request: request.rank)
 
@@ -62,9 +62,9 @@ class Scheduler:
         """The rows of the next step.
 
         Running requests go first, then waiting ones are admitted while there are slots and tokens left. Every running
-        request takes its tokens before any is admitted, so there are never more of them than tokens in a step, and each
-        decodes in every step. A prompt that is cut takes all tokens that are left, so no request is admitted after it:
-        it stays the last, and never holds up the tokens of others.
+        request takes its tokens before any is admitted, so there are never more running requests than tokens in a step,
+        and every decode gets its token. A prompt that is cut takes all tokens that are left, so no request is admitted
+        after it: it stays last, and never delays the tokens of others.
         """
         self.num_steps += 1
         budget, rows = self.max_num_batched_tokens, []

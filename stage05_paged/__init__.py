@@ -1,4 +1,4 @@
-"""Stage 5: paged attention; memory is given block by block, shared where it holds the same, and taken back."""
+"""Stage 5: paged attention; memory is handed out block by block, shared by equal prefixes, and taken back."""
 
 from .config import EngineConfig
 from .engine_loop import EngineClosedError, QueueFullError

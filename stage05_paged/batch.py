@@ -18,11 +18,10 @@ class Batch:
     Attributes:
         token_ids, positions, slot_mapping: [num_tokens], each token's position in its sequence, and its place in the
             KV cache.
-        block_tables, query_start_loc, seq_lens: which request has which tokens, and where keys are; see attention.py.
+        block_tables, query_start_loc, seq_lens: which tokens are whose, and where their keys are; see attention.py.
         logits_indices: [n_logits], the tokens whose logits are needed.
-        rows: the requests, with the number of tokens that the step computes of each.
-        ready: the requests that get a token in this step. After a prompt, as many of its
-            completions as may run start with the same logits.
+        rows: the requests, each with the number of its tokens that the step computes.
+        ready: the requests that get a token in this step: after a prompt, as many of its completions as may run.
         sampled, scored: rows of the logits: one for each of `ready`, and the rows that score a prompt.
         tables: the blocks of each row.
         block_copies: (from, to) of the blocks to copy before the step.

@@ -1,12 +1,12 @@
 """Which blocks of the KV cache belong to which sequence: paging (Kwon et al. 2023, "PagedAttention", section 4).
 
 Plain Python: the manager knows the blocks by number, and never touches their contents. It owns every block. The
-sequences that list a block in their tables hold it (`ref_counts`). A block that none holds is free, but stays in the
-prefix cache until it is needed for something else.
+sequences that list a block in their tables hold it (`ref_counts`). A block that no sequence holds is free, but stays in
+the prefix cache until it is needed for something else.
 
 Prefix caching. A full block is cached in a dictionary. Its key is its tokens and the *prefix id* of the block before
-it. A prefix id is never reused, so, like a node of a trie, it stands for a whole prefix: two that end in the same
-tokens are not confused. The dictionary hashes a key and then compares it, tokens and all, so a hash
+it. A prefix id is never reused, so, like a node of a trie, it stands for a whole prefix: two prefixes that end in the
+same tokens are not confused. The dictionary compares whole keys, tokens and all, after their hashes, so a hash
 collision costs time and nothing else.
 """
 
@@ -53,8 +53,8 @@ class BlockManager:
     """Blocks for sequences of tokens.
 
     A sequence gets its blocks with `allocate`, room for one more token at a time with `append`, and loses them with
-    `free`. `fork` shares its blocks with another sequence. One that then writes to a shared block gets a copy of it
-    (copy-on-write); `pop_copies` tells the owner of the memory.
+    `free`. `fork` shares its blocks with another sequence. Before a sequence writes to a shared block, it gets a copy
+    (copy-on-write); `pop_copies` tells the owner of the memory which blocks to copy.
 
     Args:
         num_blocks: how many there are.
@@ -71,7 +71,7 @@ class BlockManager:
         watermark: float = 0.01,
     ):
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.emit: Callable[..., None] = lambda *_, **__: None  # for a trace: gets what happens
+        self.emit: Callable[..., None] = lambda *_, **__: None  # a trace puts its own function here
         self.enable_prefix_caching, self.watermark_blocks = enable_prefix_caching, int(watermark * num_blocks)
         self._next_prefix_id = ROOT + 1
         self.clear()
@@ -85,7 +85,7 @@ class BlockManager:
         self._keys: dict[int, Key] = {}  # block -> its key in _entries
         self._copies: list[tuple[int, int]] = []
 
-    # --- What there is ----------------------------------------------------------------------------------------------
+    # --- Counts and tables ------------------------------------------------------------------------------------------
 
     def num_needed(self, num_tokens: int) -> int:
         """Blocks needed for `num_tokens` tokens."""
@@ -125,10 +125,10 @@ class BlockManager:
         blocks, size = self._tables[sequence].blocks, self.block_size
         return [blocks[i // size] * size + i % size for i in range(start, end)]
 
-    # --- Taking and giving back -------------------------------------------------------------------------------------
+    # --- Allocating and freeing -------------------------------------------------------------------------------------
 
     def num_blocks_to_allocate(self, sequence: Sequence) -> int:
-        """Free blocks that a sequence would take: new ones, and cached ones that nobody holds."""
+        """Free blocks that a sequence would take: new ones, and cached ones that no sequence holds."""
         found = self._find_cached(sequence)
         num_new = self.num_needed(len(sequence.token_ids)) - len(found)
         return num_new + sum(self.ref_counts[block] == 0 for block, _ in found)
@@ -227,8 +227,8 @@ class BlockManager:
     # --- Prefix caching ---------------------------------------------------------------------------------------------
 
     def cache_full_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
-        """Put a sequence's full blocks into the prefix cache, even those that only the coming step fills: in each layer
-        it writes its keys and values before it reads any."""
+        """Put a sequence's full blocks into the prefix cache, even those that the coming step will fill: in each layer,
+        a step writes its keys and values before it reads any."""
         table = self._tables[sequence]
         num_full = num_computed_tokens // self.block_size
         if not self.enable_prefix_caching or num_full <= len(table.prefix_ids):
@@ -262,7 +262,7 @@ class BlockManager:
     def _evict(self, block: int) -> None:
         del self._entries[self._keys.pop(block)]
 
-    # --- What must always hold --------------------------------------------------------------------------------------
+    # --- The invariant ----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless each block is either free or held as often as it is counted, and the prefix cache

@@ -1,6 +1,6 @@
-"""The options of an engine: each is here once, with its default, its check and its help.
+"""The options of an engine, each defined once, with its default, its check and its help.
 
-`LLM(**options)`, the checks and the flags of the command line are made from these fields.
+`LLM(**options)`, the checks and the command line's flags all come from these fields.
 """
 
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class EngineConfig(Options):
     attention_backend: str = option(
         "auto", one_of(*BACKENDS), "torch, c, triton, or auto: Triton on CUDA, C on a CPU that has a compiler"
     )
-    seed: int = option(0, integer(0, 2**64 - 1), "with a request's number, makes its seed if it has none")
+    seed: int = option(0, integer(0, 2**64 - 1), "seeds the requests that have no seed of their own")
 
     def __post_init__(self):
         super().__post_init__()

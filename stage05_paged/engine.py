@@ -1,4 +1,4 @@
-"""The engine: what one step does. The sequences are in blocks; a request may have several."""
+"""The engine: what one step does. Sequences live in blocks, and a request may have several completions."""
 
 from .batch import Batch
 from .block_manager import BlockManager
@@ -60,7 +60,7 @@ class Engine:
     def step(self) -> list[Request]:
         """One forward pass over the rows that the scheduler picks. Each request whose tokens are now all computed
         (it is ready) gets its next one."""
-        rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last in rank are preempted
+        rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last by rank are preempted
         batch = Batch.of(rows, self.block_manager, self.scheduler.num_free_seqs)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         score_prompts(logits, batch.scored)
@@ -68,8 +68,8 @@ class Engine:
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
-        """Count the step (`stats.count`), and give the tokens to their requests. One that ends, or fails, leaves the
-        scheduler. Returns the requests that got a token or an error."""
+        """Count the step, and append each token to its request, or end the request if it is an error. A request that
+        has ended leaves the scheduler. Returns the requests that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
         self.stats.count(batch, tokens, self.kv_use(), self.scheduler.pop_preemptions())
@@ -101,13 +101,13 @@ class Engine:
         """KV cache use, in tokens: reserved, and of those, filled by running requests."""
         manager, holders = self.block_manager, self.block_manager.holders  # requests, and beams
         filled = sum(sequence.num_computed_tokens for sequence in holders)
-        # Unfilled places come after a sequence's last computed token, in blocks that no other shares.
+        # Unfilled places come after a sequence's last computed token, in blocks that are not shared.
         unused = manager.num_held * manager.block_size - filled
         reserved = (manager.num_blocks - manager.num_free) * manager.block_size
         return reserved, reserved - unused
 
     def check_fits(self, request: Request) -> None:
-        """Raise ValueError if a request can't be completed here: for want of room, or because of its priority."""
+        """Raise ValueError if this engine can't complete a request: too little room, or a priority that it ignores."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens + min(1, request.params.max_tokens) > self.max_model_len:
             what = "leave no room for an output within" if request.params.max_tokens else "are more than"

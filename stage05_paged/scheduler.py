@@ -4,13 +4,13 @@ Plain Python: the scheduler knows requests and counts, but no tensors. It owns t
 requests, and asks the block manager for their memory; the engine tells it what arrived and what ended.
 
 Memory is over-committed: a request is admitted when there are blocks for the tokens that it has, not for those that it
-may get. If the blocks run out, the last in the order of the queue (of the lowest priority, the latest) is preempted: it
-loses its blocks, keeps its rank in the queue, and its tokens are computed again when it is back. The first of all
-running requests is preempted only under the policy "fair", for a request that ranks before it. So it always finishes,
-then the next one does: progress is guaranteed.
+may get. If the blocks run out, the running request with the last rank (the lowest priority, then the latest arrival) is
+preempted: it loses its blocks, keeps its rank in the queue, and is computed again when it is back. The one with the
+first rank is preempted only under the policy "fair", for a request that ranks before it. So it always finishes, then
+the next one does: progress is guaranteed.
 
-While the first in the queue waits for memory, later ones that fit may overtake it: none that came more than AHEAD after
-it, so it never starves, and only while a free block remains for each running request to grow into.
+While the first in the queue waits for memory, later ones that fit may overtake it, but none that came more than AHEAD
+after it, so it never starves; and only while a free block remains for each running request to grow into.
 """
 
 import bisect
@@ -26,7 +26,7 @@ AHEAD = 16  # while a request waits for memory, completions that came up to this
 
 
 class Row(NamedTuple):
-    """A request in a step: how many of its tokens the step computes; if these are all (`ready`), it gets its next."""
+    """A request's part of a step: how many of its tokens are computed. If none is left (`ready`), it gets a new one."""
 
     request: Request
     num_tokens: int
@@ -58,17 +58,17 @@ class Scheduler:
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
         self.num_steps, self.num_preempted, self._num_arrived = 0, 0, 0
-        self.emit: Callable[..., None] = lambda *_, **__: None  # for a trace: gets what happens
+        self.emit: Callable[..., None] = lambda *_, **__: None  # a trace puts its own function here
         self.clear()
 
     def clear(self) -> None:
-        """There are no requests, and all blocks are free."""
+        """Drop all requests, and free all blocks."""
         self.block_manager.clear()
         self.waiting: list[Request] = []  # in the order of their ranks
         self.running: list[Request] = []  # in order of admission
 
     def add(self, request: Request) -> None:
-        if request.rank is None:  # else it returns, or `fork` has ranked it
+        if request.rank is None:  # else it comes back, or `fork` has ranked it
             request.rank = self._rank(request)
         bisect.insort(self.waiting, request, key=lambda request: request.rank)
 
@@ -92,9 +92,9 @@ class Scheduler:
 
         Running requests go first, decodes before prefills, so that a long prompt never delays the tokens of others;
         then waiting ones are admitted while there are blocks and tokens left, unless one was preempted just now. If the
-        first of them needs more blocks than are free, others that fit overtake it. A request is admitted only after
-        every running one has its tokens, so there are never more running than tokens in a step, and each decodes in
-        every step.
+        first of them needs more blocks than are free, others that fit overtake it. Every running request takes its
+        tokens before any is admitted, so there are never more running requests than tokens in a step, and every decode
+        gets its token.
         """
         self.num_steps += 1
         was_preempted = self._reserve_blocks()
@@ -126,8 +126,8 @@ class Scheduler:
 
     @staticmethod
     def _may_overtake(request: Request, skipped: list[Request]) -> bool:
-        """Whether a request and its completions may overtake these: they came soon after the first, at the same
-        priority."""
+        """Whether a request and its completions may overtake the skipped ones: they came soon after the first of these,
+        at the same priority."""
         first, last_arrival = skipped[0], request.rank[1] + len(request.samplers) - 1
         is_near = last_arrival <= first.rank[1] + AHEAD and len(skipped) <= AHEAD
         return is_near and request.priority == first.priority
@@ -186,7 +186,7 @@ class Scheduler:
         head = self.waiting[0]
         earlier = [request for request in self.running if request.rank < head.rank]
         later = [request for request in self.running if request.rank > head.rank]
-        budget = self.max_num_batched_tokens - sum(request.num_new_tokens for request in earlier)  # without the later
+        budget = self.max_num_batched_tokens - sum(request.num_new_tokens for request in earlier)  # without `later`
         reserve = self.block_manager.watermark_blocks if earlier else 0
         if budget < (1 if self.enable_chunked_prefill else head.num_new_tokens):
             return
@@ -214,7 +214,7 @@ class Scheduler:
 
     def fork(self, parent: Request, child: Request) -> None:
         """Start another completion of a prompt that a running parent has computed. If it got its first token together
-        with the parent, it goes on in the same blocks. Otherwise it waits until one more request may run, and computes
+        with the parent, it shares the parent's blocks. Otherwise it waits until one more request may run, and computes
         what the prefix cache has lost of the prompt by then."""
         child.rank = self._rank(child)
         if child.output_token_ids:
@@ -237,12 +237,12 @@ class Scheduler:
         request.rank = None
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless the running requests, and no others, hold blocks, and are as many as allowed."""
+        """Raise RuntimeError unless exactly the running requests hold blocks, and no more of them run than may."""
         self.block_manager.check_integrity()
         if set(self.running) != self.block_manager.holders:
             raise RuntimeError(f"{len(self.running)} requests run, {len(self.block_manager.holders)} hold blocks")
         if len(self.running) > min(self.max_num_seqs, self.max_num_batched_tokens):
             raise RuntimeError(
-                f"{len(self.running)} requests run at once; {self.max_num_seqs} may, and "
-                f"{self.max_num_batched_tokens} tokens a step"
+                f"{len(self.running)} requests run at once; max_num_seqs is {self.max_num_seqs}, "
+                f"max_num_batched_tokens {self.max_num_batched_tokens}"
             )

@@ -1,4 +1,4 @@
-"""Complete prompts with this directory alone: `python -m NAME --prompts "Once upon a time"`, NAME being its own."""
+"""Complete prompts with this directory alone: `python -m DIRECTORY --prompts "Once upon a time"`."""
 
 import argparse
 import sys

@@ -27,9 +27,10 @@ class BeamSearch:
 
     Attributes:
         beams: the sequences that are still growing, the best first; at first the prompt alone.
+        logprobs: [n_beams] float32, the log-probability of each beam.
         finished: (score, log-probability, output tokens) of the best that have ended, the best first.
-        done: no further token could change `finished`.
-        num_tokens: computed for its beams so far, one per beam and step.
+        done: whether no further token could change `finished`.
+        num_tokens: how many were generated for its beams so far, one per beam and step.
     """
 
     def __init__(self, request: Request, beam_width: int, length_penalty: float, early_stopping: bool | str = False):
@@ -46,8 +47,8 @@ class BeamSearch:
         return shared + self.beam_width * (-(-longest // block_size) - shared)
 
     def score(self, logprob: float, length: int) -> float:
-        """Orders sequences as logprob / length**length_penalty does, but as minus the log of its absolute value, which
-        can't overflow."""
+        """A number that orders sequences as logprob / length**length_penalty does: minus the log of its absolute value,
+        which can't overflow."""
         return math.inf if logprob >= 0 else self.length_penalty * math.log(length) - math.log(-logprob)
 
     def advance(self, logits: Tensor) -> list[tuple[Request, Request]]:
@@ -78,7 +79,7 @@ class BeamSearch:
             elif len(children) < self.beam_width:
                 children.append((parent, parent.fork(len(children)), logprob))
                 children[-1][1].output_token_ids.append(token_id)
-        self.finished.sort(key=lambda hypothesis: -hypothesis[0])  # stable: of two equal ones the earlier
+        self.finished.sort(key=lambda hypothesis: -hypothesis[0])  # stable: of equal ones the earlier first
         del self.finished[self.beam_width :]
         full = len(self.finished) == self.beam_width
         # Compare the best beam's score, as if it ended now. With a penalty over 0 a longer one could still do better,
@@ -151,7 +152,7 @@ class BeamEngine:
         self.cancelled: list[BeamSearch] | None = None
 
     def run(self, searches: list[BeamSearch]) -> None:
-        """Run all to their ends, or until they are cancelled."""
+        """Run all searches until they are done or cancelled."""
         for request in list(self.scheduler.running):
             self.scheduler.preempt(request)
         self.waiting, self.active = searches[::-1], []
@@ -162,7 +163,7 @@ class BeamEngine:
         except BaseException:
             self.block_manager.clear()  # the failed step filled none of its blocks: keep none cached
             raise
-        finally:  # of searches that are not done
+        finally:  # searches that are not done still hold blocks
             for beam in [beam for search in self.active for beam in search.beams]:
                 if beam in self.block_manager.holders:
                     self.block_manager.free(beam)

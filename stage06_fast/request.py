@@ -33,11 +33,11 @@ class Request:
         prompt_token_ids: the prompt's tokens, at least one.
         params: how to sample and when to stop.
         seed: the key of every draw for this request.
-        max_length: the most tokens that prompt and output have together.
+        max_length: the most tokens that prompt and output may have together.
         tokenizer: turns tokens into text.
         eos_token_ids: the model's end tokens.
         priority: lower is admitted earlier, under the policy "priority".
-        score_from: with params.prompt_logprobs, the first token of the prompt that gets one.
+        score_from: with params.prompt_logprobs, the index of the first prompt token that gets one.
 
     Attributes:
         state: changed by the scheduler.
@@ -46,13 +46,13 @@ class Request:
         rank: its rank in the queue (number, arrival), given by the scheduler; the last running one is preempted first.
         index: which completion of its group it is.
         num_ahead: completions that the same call requested before this group.
-        prompt_logprobs: of the prompt's tokens so far; None unless requested.
-        output_token_ids: the output's tokens, the one that ended it among them.
-        token_times: when each of them came, in seconds of time.perf_counter.
+        prompt_logprobs: one entry per prompt token so far; None unless requested.
+        output_token_ids: the output's tokens, including the one that ended it.
+        token_times: when each output token was added, in seconds of time.perf_counter.
         logprobs: one entry per output token, if requested.
-        text: their text, up to a stop text.
+        text: the output's text, up to a stop text.
         finish_reason, stop_reason: why it ended; None until then.
-        streamed: what a stream has sent so far: (tokens, characters, whether its end).
+        streamed: how many tokens and characters a stream has sent so far, and whether the end.
     """
 
     rank: Any  # None until it is queued
@@ -111,7 +111,7 @@ class Request:
 
     @property
     def samplers(self) -> list["Request"]:
-        """Completions that sample from these logits: all of them after the prompt, later only this one."""
+        """The completions that sample from its logits: the whole group after the prompt, later only itself."""
         return [self] if self.output_token_ids or self.index else self.group
 
     @property
@@ -131,7 +131,7 @@ class Request:
 
     @property
     def num_new_tokens(self) -> int:
-        """The tokens that have to go through the model before the next one can be sampled: 1 in a decode."""
+        """How many tokens have to go through the model before the next one can be sampled: 1 in a decode."""
         return self.num_tokens - self.num_computed_tokens
 
     def new_token_ids(self, num_tokens: int) -> list[int]:
@@ -143,14 +143,14 @@ class Request:
 
     @property
     def num_cacheable(self) -> int:
-        """How many of its first tokens need not be computed if their keys and values are in the cache: all but the
-        last, unless log-probabilities are wanted of what follows earlier ones."""
+        """How many of its first tokens may come from the prefix cache: those before the first one whose logits are
+        needed."""
         if self.prompt_logprobs is None or len(self.prompt_logprobs) == len(self.prompt_token_ids):
             return self.num_tokens - 1
         return len(self.prompt_logprobs) - 1
 
     def to_score(self, num_tokens: int) -> range:
-        """Positions among the next tokens whose logits score the next token of the prompt."""
+        """The positions, among the next `num_tokens`, whose logits score the prompt token that follows."""
         if self.prompt_logprobs is None:
             return range(0)
         start = max(self.num_computed_tokens, len(self.prompt_logprobs) - 1)
@@ -158,7 +158,7 @@ class Request:
 
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0
-        none is wanted: the prompt was to be scored."""
+        the token is dropped: only the prompt was to be scored."""
         if not self.output_token_ids and has_nan(self.prompt_logprobs):
             raise ValueError(NOT_FINITE)
         if not self.max_tokens:

@@ -8,9 +8,9 @@ Attention treats both alike: queries, and the keys that they may see.
     query            [num_tokens, n_head, head_dim]
     k_cache          [num_blocks, n_head, head_dim, block_size], keys transposed (see kernels/attention.c)
     v_cache          [num_blocks, n_head, block_size, head_dim], of the same dtype: float32, bfloat16 or float16
-    block_tables     [num_seqs, table_width] int64: position p of request i lies in block_tables[i, p // block_size];
+    block_tables     [num_seqs, table_width] int64: position p of request i is in block_tables[i, p // block_size];
                      entries past its last block are not read
-    query_start_loc  [num_seqs + 1] int64: request i has the queries query_start_loc[i] to query_start_loc[i + 1]
+    query_start_loc  [num_seqs + 1] int64: request i has the queries query_start_loc[i] : query_start_loc[i + 1]
     seq_lens         [num_seqs] int64: keys of each request; its queries are the last of its sequence, and each sees the
                      keys up to its own position
     out              [num_tokens, n_head, head_dim], in the query's dtype; sums are kept in float32
@@ -48,7 +48,7 @@ def paged_attention(
         scores = query[new].transpose(0, 1).float() @ keys / math.sqrt(query.shape[-1])  # [n_head, n_new, n_seq]
         visible = torch.ones_like(scores[0], dtype=torch.bool).tril(n_seq - scores.shape[1])  # [n_new, n_seq]
         weights = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)
-        out[new] = (weights @ values).transpose(0, 1).to(out.dtype)  # [n_head, n_new, head_dim] -> [n_new, ...]
+        out[new] = (weights @ values).transpose(0, 1).to(out.dtype)  # [n_new, n_head, head_dim]
     return out
 
 

@@ -1,7 +1,7 @@
 """The keys and values of all requests, in blocks, and how much memory they take.
 
 The cache is a pool of blocks, each with room for `block_size` tokens in every layer. The block manager decides which
-request has which blocks; the cache gets places. Place s is number s % block_size of block s // block_size.
+request has which blocks; the cache only sees places. Place s is offset s % block_size in block s // block_size.
 """
 
 import functools
@@ -68,8 +68,8 @@ def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
 
 
 def default_cache_bytes(device: torch.device, full_step: Callable[[], None]) -> int:
-    """Bytes for the cache. On a CPU half of the memory that is free now; on CUDA, which we don't share, 90% of it,
-    minus what one full step takes (run to measure it)."""
+    """Bytes for the cache. On a CPU, half of the memory that is free now; on CUDA, which is rarely shared, 90% of it,
+    less what a full step takes (which is run to measure it)."""
     if device.type != "cuda":
         return int(free_memory(device) * SHARE_OF_FREE_MEMORY)
     before = torch.cuda.memory_allocated(device)
@@ -81,7 +81,7 @@ def default_cache_bytes(device: torch.device, full_step: Callable[[], None]) -> 
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
-    """Raise ValueError unless a device has this much memory: a system that overcommits may kill us later."""
+    """Raise ValueError unless a device has this much memory: a system that overcommits may kill the process later."""
     free = free_memory(device)
     if num_bytes > free:
         raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, but only {free:,} are free")

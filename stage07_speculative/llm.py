@@ -31,7 +31,7 @@ class LLM(LLMBase):
         options: the other fields of EngineConfig, documented in config.py.
 
     Attributes:
-        engine: does the work; have a look inside.
+        engine: does the work.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -57,7 +57,7 @@ class LLM(LLMBase):
         may get the longest outputs start first.
 
         Args:
-            prompts: texts or lists of token ids; a single text is one prompt.
+            prompts: strings or lists of token ids; a single string is one prompt.
             sampling_params: one for all prompts, or one per prompt.
             use_tqdm: show a progress bar on stderr.
             priority: one per prompt, under the policy "priority"; lower is admitted earlier.
@@ -96,7 +96,7 @@ class LLM(LLMBase):
         return self._kept(events)
 
     def _kept(self, results: Iterator[Any]) -> Iterator[Any]:
-        """Yield these. As a method it holds the LLM, which would close its engine if it were dropped."""
+        """Yield the results. A method, so that it keeps the LLM alive: a dropped LLM closes its engine."""
         yield from results
 
     def beam_search(
@@ -107,12 +107,12 @@ class LLM(LLMBase):
         length_penalty: float = 1.0,
         early_stopping: bool | str = False,
     ) -> list[RequestOutput]:
-        """The `beam_width` best completions of every prompt that beam search finds, the best first.
+        """The `beam_width` best completions that beam search finds for each prompt, the best first.
 
-        As Hugging Face's `generate(num_beams=beam_width, num_return_sequences=beam_width)`: a completion's score is its
-        `cumulative_logprob` divided by its number of tokens to the power of `length_penalty`. The search ends when
-        `beam_width` completions have ended, with `early_stopping` True; with False when the best beam is no better than
-        these; with "never" when none can get better. Open streams wait in the meantime.
+        Like Hugging Face's `generate(num_beams=beam_width, num_return_sequences=beam_width)`: a completion's score is
+        its `cumulative_logprob` divided by its number of tokens to the power of `length_penalty`. With `early_stopping`
+        True, the search ends when `beam_width` completions have ended; with False, when the best beam is also no better
+        than these; with "never", when no beam can become better. All other requests wait in the meantime.
 
         Raises:
             ValueError: a prompt or an argument is wrong, or the beams of a prompt could outgrow the KV cache.
@@ -132,13 +132,13 @@ class LLM(LLMBase):
         """How likely each continuation is after its prompt.
 
         Args:
-            prompts: texts, or lists of token ids; the empty text is the beginning of a text.
-            continuations: one per prompt, of the same kind. For a multiple choice give the prompt once per choice.
+            prompts: strings, or lists of token ids; after an empty string a continuation begins a text.
+            continuations: one per prompt, of the same type. For multiple choice, give the prompt once per choice.
             use_tqdm: show a progress bar on stderr.
 
         Raises:
             ValueError: as `generate`; or a continuation is empty.
-            RuntimeError: one was aborted, or failed.
+            RuntimeError: a request was aborted, or failed.
         """
         prompts, continuations = ([x] if isinstance(x, str) else x for x in (prompts, continuations))
         if len(prompts) != len(continuations):
@@ -148,8 +148,8 @@ class LLM(LLMBase):
 
 
 def longest_first(requests: list[Request], priority: Sequence[int] | None) -> list[Request]:
-    """The order in which to submit requests that are all known: those that may get the most tokens first, since a long
-    one that starts last would run alone at the end. Ties, and requests with priorities, keep their order."""
+    """The order in which to submit requests that are all known: the largest `max_tokens` first, since a long request
+    that starts last would run alone at the end. Ties, and requests with priorities, keep their order."""
     return requests if priority is not None else sorted(requests, key=lambda request: -request.max_tokens)
 
 
@@ -162,7 +162,7 @@ class AsyncLLM:
         engine.close()
 
     Args:
-        max_queue_size: how many completions (prompts times n) may wait, in addition to max_num_seqs that run.
+        max_queue_size: how many completions (prompts times n) may wait, in addition to the max_num_seqs that run.
         options: those of LLM.
 
     Attributes:

@@ -100,9 +100,9 @@ class GPT2(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """The logits of the tokens that follow `batch.logits_indices`: -> [n_logits, vocab_size] float32.
+        """The logits after the tokens `batch.logits_indices`: [n_logits, vocab_size] float32.
 
-        cache: holds the keys and values of the tokens before those of the step, and gets theirs.
+        cache: has the keys and values of earlier steps' tokens; those of this step's are added.
         """
         x = self.wte(batch.token_ids) + self.wpe(batch.positions)  # [num_tokens] -> [num_tokens, n_embd]
         for index, layer in enumerate(self.h):

@@ -7,7 +7,7 @@ AGING = 16  # under "shortest": how many prompt tokens a step of waiting is wort
 
 
 def policy_rank(policy: str, request: Request, num_steps: int) -> float:
-    """The request's number. Equal numbers are admitted in the order of arrival.
+    """The number that a policy gives a request. Equal numbers are admitted in the order of arrival.
 
     "fair" takes the completions of one call (its prompts, and n of each) as if each arrived only when the one before it
     must have ended, at one step per token. So a newcomer comes before every completion that would not have started by
@@ -30,5 +30,5 @@ def policy_rank(policy: str, request: Request, num_steps: int) -> float:
 
 
 def sibling_lag(policy: str, request: Request, num_siblings: int) -> int:
-    """What is added to a completion's number for the siblings before it, in steps."""
+    """The steps added to a completion's number for the siblings before it."""
     return num_siblings * (len(request.prompt_token_ids) + request.max_tokens) if policy == "fair" else 0

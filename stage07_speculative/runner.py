@@ -86,7 +86,7 @@ class Runner:
             return sample_rows(logits, batch.ready, self.sampler)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
-        """The blocks that the options say; by default as many as can be used and fit into free memory."""
+        """How many blocks: what the options say, or as many as can be used and fit into the free memory."""
         block_bytes = config.block_size * self.bytes_per_token
         if config.num_blocks is not None:
             return config.num_blocks

@@ -128,6 +128,7 @@ def test_a_bias_is_added_as_it_is(stage):
         (dict(min_tokens=2, logits_processors=[last_digit]), [7, 7], True),
     ],
 )
+@pytest.mark.parametrize("stage", STAGES[5:], ids=str)  # the first stage that asks is the sixth
 def test_whose_logits_are_processed(stage, settings, output, expected):
     request = stage.make_request(stage.SamplingParams(**settings), output_token_ids=output)
     assert stage.part("logits_processors").is_processed(request) is expected

@@ -277,7 +277,7 @@ def steps_to_first_token(llm, small, params, every: int, number: int, finished: 
 
 @pytest.mark.covers("scheduler.py", "policies.py")
 @pytest.mark.parametrize("greed", ["n", "prompts", "memory"])
-def test_fair_to_whoever_asks_for_little(stage, small_checkpoint, greed):
+def test_fair_to_small_requests(stage, small_checkpoint, greed):
     """Beside one that asks for dozens of completions, or for all of the memory, a small request waits a few steps; and
     all get the tokens that they get alone."""
     prompts = random_prompts(211, [9] * (40 if greed == "memory" else 20))

@@ -125,3 +125,6 @@ def test_what_a_stream_still_has_to_be_sent(stage):
         assert request.has_updates
         take(request, 0)
         assert not request.has_updates
+    request = stage.make_request(stage.SamplingParams(), [1, 2])
+    request.finish("abort")  # before its first event
+    assert request.has_updates

@@ -10,8 +10,8 @@ from .logits_processors import end_token_ids
 from .philox import derive_seed
 from .sampling_params import SamplingParams
 
-Prompt = str | list[int] | Mapping[str, Any]  # a text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}
-Prompts = str | Mapping[str, Any] | Sequence[Prompt]  # a single text, or dict, is one prompt
+Prompt = str | list[int] | Mapping[str, Any]  # a string, token ids, or {"prompt": text} or {"prompt_token_ids": ids}
+Prompts = str | Mapping[str, Any] | Sequence[Prompt]  # a single string or dict is one prompt
 Params = SamplingParams | Sequence[SamplingParams]  # one for all prompts, or one per prompt
 
 

@@ -11,11 +11,6 @@ import torch
 from torch import Tensor
 
 
-def is_processed(request: Any) -> bool:
-    """Whether its next logits change here."""
-    return bool(request.params.logits_processors) or len(request.output_token_ids) < request.params.min_tokens
-
-
 def apply_logits_processors(scores: Tensor, requests: Sequence[Any]) -> None:
     """Change the row of each request, in place. [n_rows, vocab_size]"""
     for row, request in zip(scores, requests, strict=True):
@@ -24,7 +19,7 @@ def apply_logits_processors(scores: Tensor, requests: Sequence[Any]) -> None:
         if len(request.output_token_ids) < request.params.min_tokens:
             end = torch.tensor(end_token_ids(request), dtype=torch.int64, device=row.device)
             longer = row.index_fill(0, end, -math.inf)
-            if longer.max() > -math.inf:  # else the processors allow only the end, as when a form is complete
+            if longer.max() > -math.inf:  # else the processors allow only the end, as when a JSON object is complete
                 row.copy_(longer)
 
 
@@ -36,7 +31,7 @@ def end_token_ids(request: Any) -> tuple[int, ...]:
 def processed(logits: Tensor, request: Any) -> Tensor:
     """The logits after all of a request's processors. [vocab_size] -> same"""
     for process in request.params.logits_processors:
-        given = [*request.prompt_token_ids], [*request.output_token_ids]  # copies, which it may change
+        given = [*request.prompt_token_ids], [*request.output_token_ids]  # copies: the processor may change them
         result = process(*given, logits)
         if not isinstance(result, Tensor) or result.shape != logits.shape:
             raise ValueError(f"a logits processor must return logits [{len(logits)}], got {result!r:.80}")

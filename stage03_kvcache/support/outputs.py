@@ -103,7 +103,7 @@ class RequestOutput:
 class StreamEvent:
     """A stream event: what one step added to the completion of prompt `index`.
 
-    `text` may be empty: half a character, or what may begin a stop text, is held back. `finish_reason` is
+    `text` may be empty: half a character is held back, and so is what may begin a stop text. `finish_reason` is
     None until the last event of the index; `stop_reason` then says which stop text, token or error it was. `logprobs`
     are those of `token_ids`, if requested. The counts of tokens are totals so far.
     """
@@ -120,9 +120,9 @@ class StreamEvent:
     @classmethod
     def take(cls, request: Any, index: int) -> "StreamEvent":
         """What is new since the last call, for prompt `index`."""
-        (begin, start, _), text = request.streamed, request.text.text
+        (begin, start), text = request.streamed, request.text.text
         end = len(text) if request.finished else request.text.num_certain
-        request.streamed = len(request.output_token_ids), end, request.finished
+        request.streamed = len(request.output_token_ids), end
         return cls(
             index,
             text[start:end],

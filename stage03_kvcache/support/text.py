@@ -1,7 +1,5 @@
 """A completion's text as it grows: whole characters only, and nothing after a stop text."""
 
-import copy
-
 from .sampling_params import SamplingParams
 from .tokenizer import Detokenizer, Tokenizer
 
@@ -11,7 +9,7 @@ class Text:
 
     Args:
         tokenizer: turns tokens into text.
-        params: has the stop texts: the text ends before the first of them, or after it.
+        params: has the stop texts, and whether the text ends before or after the first of them.
 
     Attributes:
         text: whole characters only: the bytes of a character may be spread over several tokens.
@@ -21,19 +19,14 @@ class Text:
         self.text, self._stops, self._params = "", params.stop, params
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
 
-    def copy(self) -> "Text":
-        other = copy.copy(self)
-        other._detokenizer = copy.copy(self._detokenizer)
-        return other
-
     def add(self, token_id: int, may_stop: bool) -> str | None:
-        """Append a token. Returns the stop text that this completes, if it may stop; the text then ends there."""
+        """Append a token. Returns the stop text that it completes, if `may_stop`; the text then ends there."""
         return self._append(self._detokenizer.add(token_id), may_stop)
 
     def flush(self, may_stop: bool, stop_token_id: int | None = None) -> str | None:
-        """No token follows: append what is left of an incomplete character. Returns as `add`.
+        """No token follows: append what is left of an incomplete character. Returns what `add` does.
 
-        stop_token_id: the token that ended it. Its text is appended if stop texts are to be in the text.
+        stop_token_id: the token that ended the output. Its text is appended if stop texts are to be in the text.
         """
         last = ""
         if stop_token_id is not None and self._params.include_stop_str_in_output:
@@ -45,7 +38,7 @@ class Text:
         self.text += new_text
         if not (new_text and may_stop):
             return None
-        # A stop text that this completes may begin in earlier text, but ends in the new one.
+        # A stop text that is complete only now may begin in the old text, but ends in the new.
         found = [(self.text.find(stop, max(0, old_length - len(stop) + 1)), stop) for stop in self._stops]
         position, stop = min((pair for pair in found if pair[0] >= 0), default=(0, None), key=lambda pair: pair[0])
         if stop is not None:

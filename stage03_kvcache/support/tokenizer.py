@@ -38,7 +38,7 @@ class Tokenizer:
     Attributes:
         num_tokens: ids are below this.
         special: id -> text of the tokens that a decoded text does not show.
-        end_of_text_id: that of `<|endoftext|>`; in a vocabulary without it, of the first special token.
+        end_of_text_id: the id of `<|endoftext|>`; in a vocabulary without it, that of the first special token.
     """
 
     def __init__(self, directory: Path):
@@ -92,7 +92,7 @@ class Tokenizer:
 class Detokenizer:
     """Decodes a stream of tokens, whole characters only. The pieces, joined, are `decode` of all tokens.
 
-    `copy.copy` of one has seen the same tokens. skip_special: leave out special tokens.
+    skip_special: leave out special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):

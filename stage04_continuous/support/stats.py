@@ -35,14 +35,14 @@ class Stats:
     """Assign a new one to `llm.stats` to start from zero."""
 
     num_requests: int = 0  # finished
-    num_truncated: int = 0  # outputs of these that reached their maximum length: "length"
+    num_truncated: int = 0  # their outputs that reached the maximum length: "length"
     num_forwards: int = 0
     num_tokens_computed: int = 0  # positions that went through the model for a live request
     num_padding_tokens: int = 0  # positions that went through the model without a token of a live request
     num_output_tokens: int = 0
     kv_tokens_reserved: int = 0  # room in the KV cache, summed over the forward passes
-    kv_tokens_used: int = 0  # of it, what live requests had filled
-    seconds: float = 0.0  # in steps
+    kv_tokens_used: int = 0  # the part of it that live requests had filled
+    seconds: float = 0.0  # spent in steps
     latencies: Latencies = field(default_factory=Latencies)
 
     @contextlib.contextmanager
@@ -63,7 +63,7 @@ class Stats:
         self.kv_tokens_used += kv_use[1]
 
     def count_ended(self, request: Any) -> None:
-        """Count a request that has ended by itself."""
+        """Count a request that has ended, unless it was aborted or failed."""
         if request.finish_reason not in ("abort", "error"):
             self.num_requests += 1
             self.num_truncated += request.max_tokens > 0 and request.finish_reason == "length"

@@ -15,7 +15,7 @@ END_OF_TEXT = "<|endoftext|>"
 SPARE = 1024  # a vocabulary may have this many tokens that no merge makes: special ones, or to round up its size
 GPT2_MERGES = "04e3597d7996f292ca9b8b7285ca4d58a6ae171ac47d73fc7140ceb0c7a6bbc0"  # SHA-256
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that do what tokenizer.json says, and no more
-# Keys that change tokens, and their supported values, the default first: of tokenizer_config.json,
+# Keys of tokenizer_config.json that change tokens, and their supported values, the default first.
 SETTINGS = {
     "tokenizer_class": (None, "GPT2Tokenizer", "GPT2TokenizerFast", *GENERIC),
     "errors": ("replace",),
@@ -24,7 +24,7 @@ SETTINGS = {
     **dict.fromkeys(("auto_map", "fast_tokenizer_files", "vocab", "merges"), (None,)),
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": (False,),
 }
-# Its keys that change nothing here: lengths, padding, chats, notes. Any other is refused, unless it names tokens.
+# Its keys that change nothing here: lengths, padding, chats, notes. Any other key is refused, unless it names tokens.
 UNUSED_SETTINGS = {
     *("model_max_length", "max_len", "max_length", "stride", "padding", "padding_side", "pad_to_multiple_of"),
     *("pad_token_type_id", "truncation", "truncation_side", "truncation_strategy", "return_tensors", "trim_offsets"),
@@ -32,7 +32,7 @@ UNUSED_SETTINGS = {
     *("backend", "is_local", "local_files_only", "use_fast", "clean_up_tokenization_spaces", "chat_template"),
 }
 TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
-# of tokenizer.json,
+# The same for tokenizer.json,
 TOKENIZER_JSON = {
     "normalizer": (None,),
     **dict.fromkeys(("pre_tokenizer.type", "decoder.type"), ("ByteLevel",)),
@@ -44,7 +44,7 @@ TOKENIZER_JSON = {
     "post_processor.type": (None, "ByteLevel", "TemplateProcessing"),
     "post_processor.single": (None, [{"Sequence": {"id": "A", "type_id": 0}}]),
 }
-# and of an added token.
+# and for an added token.
 ADDED: dict[str, tuple] = dict.fromkeys(("lstrip", "rstrip", "single_word"), (False,))
 
 
@@ -152,7 +152,7 @@ def rank_merges(path: Path, merges: list[str]) -> dict[str, int]:
 
 
 def merge_all(token: str, ranks: dict[str, int]) -> list[str]:
-    """What these merges leave of a token. The earliest comes first, until none applies."""
+    """What these merges make of a token's characters: each time the earliest that applies, until none does."""
     parts = list(token)
     while len(parts) > 1:
         pairs = [left + right for left, right in itertools.pairwise(parts)]

@@ -1,17 +1,17 @@
-/* Attention over a paged KV cache, on a CPU. One call does one layer of one step.
+/* Attention over a paged KV cache, on a CPU. One call computes one layer of one step.
  *
- * The step's tokens lie one after another: request i owns the queries query_start_loc[i] to
- * query_start_loc[i + 1], and has seq_lens[i] keys; its queries belong to the last of them. Position p of it
- * is row p % block_size of the block block_tables[i][p / block_size].
+ * The step's tokens are concatenated: request i has the queries from query_start_loc[i] up to
+ * query_start_loc[i + 1], and seq_lens[i] keys; its queries belong to the last of them. Its position p is row
+ * p % block_size of the block block_tables[i][p / block_size].
  *
  *   query, out  [num_tokens, n_head, head_dim]              float32; the query is already divided by
  *                                                           sqrt(head_dim)
  *   k_cache     [num_blocks, n_head, head_dim, block_size]  float32, bfloat16 or float16; keys transposed
  *   v_cache     [num_blocks, n_head, block_size, head_dim]  the same type
  *
- * The work is cut into items: one head of one request, for up to ROWS of its queries. Threads take them as
- * they come. `attend_plainly` is the idea in plain loops, for heads and blocks of any size: read it first.
- * `attend_fast` computes the same as fast as memory is, for GPT-2's heads of 64 numbers.
+ * The work is cut into items: one head of one request, for up to ROWS of its queries. A thread that is free
+ * takes the next one. `attend_plainly` is the idea in plain loops, for heads and blocks of any size: read it
+ * first. `attend_fast` computes the same at the speed of memory, for GPT-2's heads of 64 numbers.
  */
 #include <math.h>
 #include <stdint.h>
@@ -45,7 +45,7 @@ typedef struct {
 
 static inline int64_t at_most(int64_t n, int64_t most) { return n < most ? n : most; }
 
-/* Number i of a cache. */
+/* Number i of a cache, as float32. */
 static inline float number(const char *cache, int64_t i, int dtype) {
     if (dtype == FLOAT32) return ((const float *)cache)[i];
     const uint32_t half = ((const uint16_t *)cache)[i];
@@ -57,10 +57,10 @@ static inline float number(const char *cache, int64_t i, int dtype) {
     return x.number;
 }
 
-/* One query of one head, which sees num_keys keys: block by block, or in parts of a large one. Of the past it
- * keeps no more than the highest score, the maximum; the sum of the weights, e^(score - maximum); and the sum
- * of weight * value. If a block has a higher score, the past is brought to its scale. This is the online
- * softmax (Milakov and Gimelshein 2018; Dao et al. 2022, "FlashAttention", sec. 3.1). */
+/* One query of one head, which sees num_keys keys: block by block, or in parts of a large one. Of the keys so
+ * far it keeps only the highest score, the maximum; the sum of the weights, e^(score - maximum); and the sum of
+ * weight * value. If a block has a higher score, both sums are scaled down to it. This is the online softmax
+ * (Milakov and Gimelshein 2018; Dao et al. 2022, "FlashAttention", sec. 3.1). */
 static void attend_plainly(const Cache *c, const int64_t *table, int64_t head, const float *query, float *out,
                            int64_t num_keys) {
     const int64_t dim = c->head_dim, size = c->block_size;
@@ -89,18 +89,18 @@ static void attend_plainly(const Cache *c, const int64_t *table, int64_t head, c
 /* --- The same, fast -------------------------------------------------------------------------------------
  *
  * Memory is the limit: a decode does two operations with each number that it reads. So keys and values are
- * read once, from where they lie, and the arithmetic is arranged so that it keeps up:
+ * read once, in place, and the arithmetic is arranged so that it keeps up:
  *
  * - An item walks along the keys in chunks, and a chunk is cut into tiles of LANES keys: as many as a vector
- *   has numbers. All keys of a tile lie in one block.
- * - Transposed keys lie side by side, so a vector takes one number of each of many keys, and their scores
- *   grow together: scores[0..15] += query[d] * keys[d][0..15]. With whole keys one after another, every single
- *   score would have to be summed up across a vector, which costs more than its products.
- * - What is read is used for all ROWS queries; and while a tile is computed, the next one is asked for from
- *   memory: it may lie anywhere, so the CPU could not guess it.
+ *   has numbers. All keys of a tile are in one block.
+ * - Keys are transposed, so a vector holds the same dimension of many keys, and their scores are summed side by
+ *   side: scores[0..15] += query[d] * keys[d][0..15]. With whole keys one after another, every single score
+ *   would have to be summed across a vector, which costs more than its products.
+ * - What is read is used for all ROWS queries; and while a tile is computed, the next one is prefetched: it may
+ *   be anywhere, so the CPU can't predict it.
  *
- * Vectors are the compiler's (GCC's and Clang's) own type: the same text becomes AVX-512, AVX2, SSE or NEON.
- * They are as wide as the CPU's registers; otherwise the sums would not fit into these.
+ * Vectors are a type of GCC's and Clang's: the same source becomes AVX-512, AVX2, SSE or NEON. They are as wide
+ * as the CPU's registers, so that the sums stay in these.
  */
 #if defined(__AVX512F__)
 #define LANES 16    /* floats in a vector, and keys in a tile */
@@ -132,7 +132,7 @@ INLINE vec larger(vec a, vec b) { return (vec)(((ivec)a & (a > b)) | ((ivec)b & 
 
 /* e^x for x <= 0, to 2e-7: 2^n e^r with |r| <= ln(2) / 2, and e^r by its Taylor polynomial. */
 INLINE vec exponential(vec x) {
-    x = larger(x, (vec){0} - 87.0f);                       /* below, 2^n would not be a number any more */
+    x = larger(x, (vec){0} - 87.0f);                       /* below, n + 127 is no valid exponent */
     vec n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* adding 1.5 * 2^23 rounds to a whole number */
     vec r = x - n * 0.693359375f + n * 2.12194440e-4f;     /* ln(2) in two parts: an exact product */
     vec p = r * 1.3888889e-3f + 8.3333333e-3f;
@@ -140,7 +140,7 @@ INLINE vec exponential(vec x) {
     return p * (vec)((__builtin_convertvector(n, ivec) + 127) << 23);
 }
 
-/* All that is known of an item's queries. The functions below fill it in, chunk by chunk. */
+/* The state of an item's queries, which the functions below update chunk by chunk. */
 typedef struct {
     float query[ROWS][DIM];
     vec weights[ROWS][TILES]; /* of the chunk's keys: first their scores, then e^(score - maximum) */
@@ -151,10 +151,10 @@ typedef struct {
 /* Where a tile's keys and values begin. */
 typedef struct { const char *keys, *values; } Tile;
 
-/* max_rows and dtype are constants wherever the functions below are called. So for each pair of these, all of
- * them become one routine, with loops of fixed length and sums in registers. */
+/* max_rows and dtype are constants wherever the functions below are called. So for each pair of values the
+ * compiler makes one routine of them all, with loops of fixed length and sums in registers. */
 
-/* An item may have fewer than max_rows queries: the others are zero, and what becomes of them is not read. */
+/* An item may have fewer than max_rows queries: the others are zero, and their results are not used. */
 INLINE void load_queries(State *s, const Item *item, const int max_rows) {
     const int64_t stride = item->cache->n_head * DIM;
     for (int r = 0; r < max_rows; r++) {
@@ -184,7 +184,7 @@ INLINE void locate_tiles(Tile *tile, int tiles, const Item *item, int64_t first,
 INLINE void score_tile(State *s, int t, const Tile *tile, int64_t stride, const int max_rows,
                        const int dtype) {
     enum { PARTS = 4 };
-    const int parts = max_rows == 1 ? PARTS : 1; /* one row alone would wait for each sum: let it have four */
+    const int parts = max_rows == 1 ? PARTS : 1; /* a single row would wait for each sum: give it four */
     vec scores[ROWS][PARTS];
     for (int r = 0; r < max_rows; r++)
         for (int p = 0; p < parts; p++) scores[r][p] = (vec){0};
@@ -200,8 +200,8 @@ INLINE void score_tile(State *s, int t, const Tile *tile, int64_t stride, const 
     }
 }
 
-/* Query r, which sees the first `visible` keys of the chunk: their scores become weights, and the past is
- * brought to their scale. */
+/* Query r, which sees the first `visible` keys of the chunk: turn their scores into weights, and scale the sums
+ * so far down to the new maximum. */
 INLINE void softmax_step(State *s, int r, int tiles, int visible) {
     for (int j = visible; j < tiles * LANES; j++) s->weights[r][j / LANES][j % LANES] = -INFINITY;
     vec best = s->weights[r][0];
@@ -212,17 +212,17 @@ INLINE void softmax_step(State *s, int r, int tiles, int visible) {
     vec sum = s->sum[r] * shrink;
     for (int t = 0; t < tiles; t++) {
         const vec scores = s->weights[r][t], e = exponential(scores - highest);
-        const vec weights = (vec)((ivec)e & (scores > -INFINITY)); /* nothing at all for a hidden key */
+        const vec weights = (vec)((ivec)e & (scores > -INFINITY)); /* 0 for a hidden key */
         s->weights[r][t] = weights, sum += weights;
     }
     s->sum[r] = sum, s->maximum[r] = highest;
     for (int v = 0; v < VECS; v++) s->weighted[r][v] *= shrink;
 }
 
-/* The first `count` values of tile t, each times its weight. */
+/* Add the first `count` values of tile t, each times its weight. */
 INLINE void add_values(State *s, int t, const Tile *tile, int count, const int max_rows, const int dtype) {
     for (int j = 0; j < count; j++) {
-        float weights[ROWS]; /* copied; otherwise the compiler would read them again for each vector of a value */
+        float weights[ROWS]; /* copied; otherwise they would be read again for each vector of a value */
         for (int r = 0; r < max_rows; r++) weights[r] = s->weights[r][t][j];
         for (int v = 0; v < VECS; v++) {
             const int64_t at = (j * DIM + v * LANES) * SIZE[dtype];
@@ -261,9 +261,9 @@ INLINE void attend_fast(const Item *item, const int max_rows, const int dtype) {
     write_out(&s, item);
 }
 
-/* --- Who computes what -------------------------------------------------------------------------------- */
+/* --- From items to threads ---------------------------------------------------------------------------- */
 
-/* Queries come alone in a decode, and by ROWS in a prompt; a prompt's last ones may be fewer. */
+/* A decode has one query, a prompt ROWS at a time; the last item of a prompt may have fewer. */
 static void attend(const Item *item) {
     const Cache *c = item->cache;
     if (c->head_dim != DIM || c->block_size % LANES != 0) {
@@ -283,14 +283,14 @@ static void attend(const Item *item) {
     }
 }
 
-/* 0; or -1 if there is no memory for it, before anything was written. */
+/* Returns 0; or -1, with nothing written, if memory ran out. */
 int paged_attention(float *out, const float *query, const void *k_cache, const void *v_cache,
                     const int64_t *block_tables, const int64_t *query_start_loc, const int64_t *seq_lens,
                     int64_t num_seqs, int64_t table_width, int64_t n_head, int64_t head_dim,
                     int64_t block_size, int dtype, int num_threads) {
     const Cache cache = {k_cache, v_cache, n_head, head_dim, block_size, dtype};
     int64_t(*parts)[2] = malloc(sizeof(int64_t[2]) * (size_t)query_start_loc[num_seqs]);
-    int64_t num_parts = 0; /* (request, first query): the items, but for their heads */
+    int64_t num_parts = 0; /* (request, first query), an item for each head */
     if (!parts) return -1;
     for (int64_t i = 0; i < num_seqs; i++)
         for (int64_t q = query_start_loc[i]; q < query_start_loc[i + 1]; q += ROWS)

@@ -1,7 +1,7 @@
 """Compiles the C kernels on first use, and keeps the library in the user's cache directory.
 
 Their threads are torch's own: the library is linked to the OpenMP runtime that torch has loaded already. A second one
-would bring a second set of threads, and the two would take the cores from each other in every layer.
+would bring a second set of threads, and the two would compete for the cores in every layer.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 SOURCES = sorted((Path(__file__).parent.parent / "kernels").glob("*.[ch]"))
-# On ARM there is nothing to choose, and not every compiler knows the word.
+# On ARM there is nothing to choose, and not every compiler knows the flag.
 NATIVE = ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ("-O3", *NATIVE, "-fno-math-errno", "-fPIC")
 
@@ -40,7 +40,7 @@ def compile_kernel() -> Path:
     name = f"kernels-{hashlib.sha256(os.fsencode(chr(0).join(key))).hexdigest()[:20]}.so"
     directory = cache_directory()
     if (directory / name).is_file():
-        os.utime(directory / name)  # it is used: see `prune`
+        os.utime(directory / name)  # mark it as used: see `prune`
         return directory / name
     with tempfile.TemporaryDirectory(prefix="stagewise-") as scratch:
         sources = [source for source in SOURCES if source.suffix == ".c"]
@@ -53,7 +53,7 @@ def compile_kernel() -> Path:
         prune(directory)
         try:
             return keep(library, directory)
-        except OSError:  # as on a full disk: then only for this process
+        except OSError:  # a full disk, for example: keep it for this process only
             return keep(library, temporary_directory())
 
 
@@ -70,7 +70,7 @@ def keep(library: Path, directory: Path) -> Path:
 
 
 def prune(directory: Path) -> None:
-    """Remove what no start has used for 30 days: each change of the sources, torch or the compiler leaves a library."""
+    """Remove what no start has used for 30 days: a change of the sources, torch or the compiler leaves an old one."""
     for path in directory.iterdir():
         with contextlib.suppress(OSError):  # another process was faster
             if path.stat().st_mtime < time.time() - 30 * 24 * 3600:
@@ -81,7 +81,7 @@ def cache_directory() -> Path:
     """The user's cache directory, or a temporary one if that can't be written, or others can write to it: the library's
     code is run."""
     homes = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))
-    home = next((Path(path) for path in homes if os.path.isabs(path)), None)  # "~" stays where there is no HOME
+    home = next((Path(path) for path in homes if os.path.isabs(path)), None)  # "~" is left in place if there is no HOME
     if home is None:
         return temporary_directory()
     directory = home / "stagewise"
@@ -191,7 +191,7 @@ def openmp_flags(version: str, runtime: Path | None) -> list[str]:
         return ["-fopenmp"]
     if runtime.name.startswith("libgomp"):
         raise RuntimeError(f"Clang can't use {runtime.name}, which torch has; CC=gcc can")
-    return ["-Xclang", "-fopenmp"]  # Apple's has it, but hides it
+    return ["-Xclang", "-fopenmp"]  # Apple's Clang has OpenMP, but hides the flag
 
 
 def cpu() -> str:

@@ -13,7 +13,7 @@ from .scoring import Pair, encode_pair
 
 # A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a prompt and a continuation to be scored.
 Prompt = str | list[int] | Mapping[str, Any] | Pair
-Prompts = str | Mapping[str, Any] | Sequence[Prompt]  # a single text, or dict, is one prompt
+Prompts = str | Mapping[str, Any] | Sequence[Prompt]  # a single string or dict is one prompt
 Params = SamplingParams | Sequence[SamplingParams]  # one for all prompts, or one per prompt
 
 
@@ -31,7 +31,7 @@ def parse_prompt(prompt: Any) -> tuple[Any, Any]:
 
 
 def text_of(prompt: Prompt) -> str | None:
-    """None if the prompt is token ids."""
+    """The text of a prompt; None if it is token ids."""
     if isinstance(prompt, Pair):
         return "".join(map(str, prompt)) if isinstance(prompt.prompt, str) else None
     return prompt if isinstance(prompt, str) else None
@@ -64,9 +64,9 @@ class InputProcessor:
         if len(priorities) != len(prompts):
             raise ValueError(f"got {len(prompts)} prompts but {len(priorities)} priorities; give one per prompt")
         requests, num_ahead = [], 0
-        for i, (prompt, p, rank) in enumerate(zip(prompts, params, priorities, strict=True)):
+        for i, arguments in enumerate(zip(prompts, params, priorities, strict=True)):
             try:
-                requests.append(self.request(prompt, p, rank))
+                requests.append(self.request(*arguments))
             except ValueError as error:
                 raise ValueError(f"prompt {i}: {error}") from None
             requests[-1].num_ahead, num_ahead = num_ahead, num_ahead + len(requests[-1].group)

@@ -16,7 +16,7 @@ NOT_FINITE = (
 
 
 def has_nan(entries: Sequence[dict[int, Logprob] | None] | None) -> bool:
-    """Whether a log-probability of a prompt is not a number: then its logits were not."""
+    """Whether a log-probability of a prompt is NaN: then its logits were not finite."""
     return any(math.isnan(e.logprob) for entry in entries or () if entry for e in entry.values())
 
 
@@ -25,14 +25,14 @@ def logprob_entries(
 ) -> list[dict[int, Logprob]]:
     """For each row, the log-probability of a token, and those of the `counts[i]` most likely ones.
 
-    logits: [n, vocab_size]
+    logits: [n, vocab_size]; k, below, is max(counts)
     """
     token = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)[:, None]  # [n, 1]
-    chosen, best = logits.gather(-1, token), logits.topk(max(counts), dim=-1)  # [n, 1], 2 x [n, most], descending
-    ids = torch.cat([token, best.indices], dim=-1)  # [n, 1 + most]: the chosen one first
-    values = torch.cat([chosen, best.values], dim=-1) - logits.logsumexp(dim=-1, keepdim=True)  # [n, 1 + most]
+    chosen, best = logits.gather(-1, token), logits.topk(max(counts), dim=-1)  # [n, 1], 2 x [n, k], descending
+    ids = torch.cat([token, best.indices], dim=-1)  # [n, 1 + k]: the chosen one first
+    values = torch.cat([chosen, best.values], dim=-1) - logits.logsumexp(dim=-1, keepdim=True)  # [n, 1 + k]
     better = [(logits > chosen).sum(dim=-1, keepdim=True), torch.searchsorted(-best.values, -best.values)]
-    ranks = torch.cat(better, dim=-1) + 1  # [n, 1 + most]
+    ranks = torch.cat(better, dim=-1) + 1  # [n, 1 + k]
     columns = zip(counts, ids.tolist(), values.tolist(), ranks.tolist(), strict=True)
     return [
         {i: Logprob(value, rank, text(i)) for i, value, rank in [*zip(*row, strict=True)][: 1 + count]}

@@ -18,10 +18,10 @@ def option(default: Any, check: Callable[[str, Any], Any], meaning: str, *, kw_o
     """A field of a dataclass of options.
 
     Args:
-        check: (name, value) -> the value to keep, or ValueError. A value that is the default is not checked.
-        meaning: --help shows it with the default.
-        kw_only: it is not a positional argument.
-        flag: how its flag differs, for a command line: `name` (None: there is none), `help`, and other arguments of
+        check: (name, value) -> the value to keep, or ValueError. The default itself is not checked.
+        meaning: --help shows it, with the default.
+        kw_only: whether it can't be a positional argument.
+        flag: where its command-line flag differs: `name` (None: there is none), `help`, and other arguments of
             `ArgumentParser.add_argument`.
     """
     return dataclasses.field(default=default, metadata={"check": check, "help": meaning, "flag": flag}, kw_only=kw_only)
@@ -57,18 +57,18 @@ def known_device(_: str, value: Any) -> str:
 
 
 def text(_: str, value: Any) -> str:
-    """A text or a path, checked where it is used."""
+    """A string or a path, checked where it is used."""
     return str(value)
 
 
 @dataclass(frozen=True)
 class Options:
-    """The base of EngineConfig: checks each option, and has the one that only `support/` reads."""
+    """The base of EngineConfig: checks every option, and has the one that only `support/` reads."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     tokenizer: str | None = option(
-        None, text, "whose tokenizer: a directory, or a name as of --model (default: the model's)", kw_only=True
+        None, text, "the tokenizer: a directory, or a name as for --model (default: the model's)", kw_only=True
     )
 
     def __post_init__(self):
@@ -78,11 +78,11 @@ class Options:
                 object.__setattr__(self, field.name, field.metadata["check"](field.name, value))
 
 
-# --- Their values ---------------------------------------------------------------------------------------------------
+# --- Values from options --------------------------------------------------------------------------------------------
 
 
 def pick_device(device: str) -> torch.device:
-    """The torch device of a name. Raises ValueError if it is unknown or not available."""
+    """The torch device with this name. Raises ValueError if it is unknown or not available."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -97,7 +97,7 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The torch dtype of a name; "auto" is float32 on a CPU, bfloat16 on CUDA."""
+    """The torch dtype with this name; "auto" is float32 on a CPU, bfloat16 on CUDA."""
     if dtype == "auto":
         dtype = "bfloat16" if device.type == "cuda" else "float32"
     return DTYPES[dtype]
@@ -116,7 +116,7 @@ def pick_max_model_len(max_model_len: int | None, n_positions: int) -> int:
     return n_positions if max_model_len is None else max_model_len
 
 
-_first_process: int | None = None  # that made an engine
+_first_process: int | None = None  # the one that made the first engine
 
 
 def check_fork() -> None:

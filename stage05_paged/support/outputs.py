@@ -43,7 +43,7 @@ class RequestMetrics:
 
     @property
     def queue_time(self) -> float | None:
-        """Seconds from the arrival to the first step with it."""
+        """Seconds from the arrival to the first step that computed some of it."""
         return self._since_arrival(self.first_scheduled_time)
 
     @property
@@ -103,7 +103,7 @@ class RequestOutput:
     tokens were found in the prefix cache and not computed.
 
     `prompt_logprobs`, if requested: for each token of the prompt what `logprobs` of a completion has for its tokens;
-    None for the first, which follows nothing, and in a Pair for all but its continuation.
+    None for the first, which follows nothing, and in a Pair for all tokens before the continuation.
     """
 
     request_id: str
@@ -145,7 +145,7 @@ class RequestOutput:
 class StreamEvent:
     """A stream event: what one step added to a completion (`completion_index`, with n > 1) of prompt `index`.
 
-    `text` may be empty: half a character, or what may begin a stop text, is held back. `finish_reason` is
+    `text` may be empty: half a character is held back, and so is what may begin a stop text. `finish_reason` is
     None until the last event of the completion; `stop_reason` then says which stop text, token or error it was.
     `logprobs` are those of `token_ids`, if requested. The counts of tokens are totals so far. The first event of a
     request has its `prompt_logprobs`, if requested. `queue_time` is that of RequestMetrics.
@@ -191,5 +191,5 @@ class StreamEvent:
 
 
 def finished_groups(completions: Iterable[Any]) -> list[Any]:
-    """The first completion of each request whose last one is among these."""
+    """The requests that have finished with these completions, each as the first of its group."""
     return list(dict.fromkeys([c.group[0] for c in completions if c.finished and c.group_finished]))

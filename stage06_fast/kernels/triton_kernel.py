@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 16  # queries of a program: the least that tl.dot takes
+ROWS = 16  # queries of a program: the fewest that tl.dot takes
 KEYS = 64  # keys in an iteration
 MAX_HEAD_DIM = 128  # more would not fit into the shared memory of every GPU
 DOT_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -56,7 +56,7 @@ def attend_to_split(
         visible = exists[None, :] & (keys[None, :] <= positions[:, None])
         scores = tl.where(visible, scores, float("-inf"))
         highest = tl.maximum(maximum, tl.max(scores, 1))
-        finite = tl.where(highest == float("-inf"), 0.0, highest)  # a row that has seen nothing yet
+        finite = tl.where(highest == float("-inf"), 0.0, highest)  # else -inf - -inf, where a row has seen no key yet
         weights = tl.exp(scores - finite[:, None])
         shrink = tl.exp(maximum - finite)
         at = base[:, None] + row[:, None] * head_dim + dims[None, :]
@@ -97,8 +97,8 @@ def paged_attention(
     num_tokens, n_head, head_dim = query.shape
     block_size, table_width, num_seqs = k_cache.shape[3], block_tables.shape[1], len(seq_lens)
     query, dim = query.contiguous(), max(16, triton.next_power_of_2(head_dim))
-    # Which request a tile of queries belongs to, without asking the GPU for lengths, which would make it wait: request
-    # i gets the tiles from query_start_loc[i] // ROWS + i on. They are enough; those left over find out and do nothing.
+    # The request of each tile of queries, without reading lengths back from the GPU, which would mean waiting for it:
+    # request i gets the tiles from query_start_loc[i] // ROWS + i on. They are enough; those left over return at once.
     num_tiles = num_tokens // ROWS + num_seqs
     numbers = torch.arange(num_tiles, dtype=torch.int64, device=query.device)
     first_tiles = query_start_loc[:-1] // ROWS + numbers[:num_seqs]
@@ -114,7 +114,7 @@ def paged_attention(
     weighted = query.new_empty(num_tokens, n_head, num_splits, head_dim, dtype=torch.float32)
     maxima, sums = (query.new_empty(num_tokens, n_head, num_splits, dtype=torch.float32) for _ in range(2))
     out = torch.empty_like(query)
-    # Triton launches on the current device, whichever the tensors are on.
+    # Triton launches on the current device, wherever the tensors are.
     with torch.cuda.device(query.device) if query.device.type == "cuda" else contextlib.nullcontext():
         attend_to_split[num_tiles, n_head, num_splits](
             query, k_cache, v_cache, block_tables, query_start_loc, seq_lens, requests, weighted, maxima, sums,

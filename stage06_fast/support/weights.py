@@ -33,7 +33,7 @@ HUB_SIZES = {
     "gpt2-xl": dict(n_layer=48, n_head=25, n_embd=1600),
 }
 GPT2_VOCABULARY = 50257
-# Keys of config.json: sizes, with their limits (a larger one would fill the memory before any weight is read);
+# Keys of config.json that are sizes, with their limits: a larger one would fill the memory before any weight is read.
 LARGEST = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)
 # Its keys that change numbers, with their supported values, the default first.
 SUPPORTED = {
@@ -60,7 +60,7 @@ STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 GENERATION = "generation_config.json"
 DEFAULTS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 DEFAULTS |= {"max_new_tokens": "max_tokens"}  # name in generation_config.json -> in SamplingParams
-MOST_MAPPED = 1 << 24  # bytes of a file: what has been read stays in memory until it is closed
+MOST_MAPPED = 1 << 24  # bytes read before a file is opened again: what was read stays in memory until then
 
 
 class Checkpoint:
@@ -146,8 +146,8 @@ def download(model: str) -> Path:
 
 
 def tokenizer_directory(directory: Path, tokenizer: str | None = None, vocab_size: int = GPT2_VOCABULARY) -> Path:
-    """Where a model's tokenizer is: where the option says, else with the model. A model without one gets GPT-2's if the
-    vocabulary has GPT-2's size, and the log says so."""
+    """The directory of a model's tokenizer: what the option says, else the model's own. A model without one gets
+    GPT-2's if the vocabulary has GPT-2's size, and the log says so."""
     place = directory if tokenizer is None else find_model(tokenizer, "dummy")
     for pattern in ("*.model", "*.tiktoken", "tekken.json", "vocab.txt"):
         for other in place.glob(pattern):
@@ -205,7 +205,7 @@ def end_tokens(path: Path, eos: Any) -> list[int]:
 
 
 def generation_defaults(directory: Path) -> dict[str, Any]:
-    """The fields of SamplingParams that generation_config.json sets. As vLLM reads it."""
+    """The fields of SamplingParams that generation_config.json sets, as vLLM reads it."""
     given = read_json(directory / GENERATION, optional=True)
     return {name: given[other] for other, name in DEFAULTS.items() if given.get(other) is not None}
 
@@ -240,7 +240,7 @@ def open_weights(path: Path) -> dict[str, Callable[[], Tensor]]:
             return {str(name): tensor.detach for name, tensor in tensors.items()}
         with safe_open(path, framework="pt") as file:
             return {name: functools.partial(read, name) for name in list(file.keys())}
-    except Exception as error:  # a damaged pickle can raise anything; torch's text says how to let it run code
+    except Exception as error:  # a damaged pickle can raise anything, and torch's message says how to let it run code
         with path.open("rb") as file:
             begin = file.read(24)
         why = f"{path} is damaged, or has more in it than tensors (it begins with {begin!r})"
@@ -302,7 +302,7 @@ def check_finite(directory: Path, name: str, tensor: Tensor) -> None:
 
 
 def check_memory(num_bytes: int, device: torch.device) -> None:
-    """Raise ValueError if the device lacks the memory: a system that promises it anyway may kill the process later."""
+    """Raise ValueError if the device lacks the memory: a system that overcommits may kill the process later."""
     free = free_memory(device)
     if num_bytes > free:
         raise ValueError(f"the weights take {num_bytes:,} bytes of memory, but only {free:,} are free; see --dtype")

@@ -22,13 +22,13 @@ def philox(seed: int, counter: int, stream: int = 0) -> tuple[int, int, int, int
 
 
 def uniform(seed: int, position: int, index: int = 0) -> float:
-    """Uniform number of (seed, position) of a completion: in (0, 1), never 0 or 1, a multiple of 2**-53. Completions
-    have the even streams; the odd one is `derive_seed`'s."""
+    """The uniform random number of (seed, position) for a completion: between 0 and 1 but never either, a multiple of
+    2**-53. Completions have the even streams; `derive_seed` has an odd one."""
     a, b, _, _ = philox(seed, position, 2 * index)
     return ((a << 20 | b >> 12) + 0.5) / 2**52
 
 
 def derive_seed(engine_seed: int, number: int) -> int:
-    """The seed of the engine's request `number`, for requests that bring none."""
+    """The seed of the engine's request `number`, if it has none of its own."""
     a, b, _, _ = philox(engine_seed, number, stream=1)
     return a << 32 | b

@@ -36,20 +36,20 @@ class Stats:
 
     num_requests: int = 0  # finished
     num_prompt_tokens: int = 0  # of those requests
-    num_cached_tokens: int = 0  # of them, those that the prefix cache had
+    num_cached_tokens: int = 0  # those of them that the prefix cache had
     num_preemptions: int = 0
-    num_truncated: int = 0  # outputs of these that reached their maximum length: "length"
+    num_truncated: int = 0  # their outputs that reached the maximum length: "length"
     num_forwards: int = 0
     num_tokens_computed: int = 0  # positions that went through the model for a live request
     num_padding_tokens: int = 0  # positions that went through the model without a token of a live request
     num_output_tokens: int = 0
     kv_tokens_reserved: int = 0  # room in the KV cache, summed over the forward passes
-    kv_tokens_used: int = 0  # of it, what live requests had filled
+    kv_tokens_used: int = 0  # the part of it that live requests had filled
     num_drafts: int = 0  # rows of forward passes that had drafts
     num_draft_tokens: int = 0  # the tokens of these drafts
     num_accepted_tokens: int = 0  # of these, those that were right
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # the first, second, … of their draft
-    seconds: float = 0.0  # in steps
+    seconds: float = 0.0  # spent in steps
     latencies: Latencies = field(default_factory=Latencies)
 
     @contextlib.contextmanager
@@ -71,7 +71,7 @@ class Stats:
         self.kv_tokens_used += kv_use[1] * (batch.num_tokens > 0)
 
     def count_ended(self, request: Any) -> None:
-        """Count a request whose completions have all ended by themselves."""
+        """Count a request whose completions have all ended, unless one was aborted or failed."""
         reasons = [completion.finish_reason for completion in request.group]
         if not {"abort", "error"} & {*reasons}:
             self.num_requests += 1

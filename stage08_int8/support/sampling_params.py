@@ -19,26 +19,26 @@ class SamplingParams:
     draw.
 
     Attributes:
-        temperature: divides the logits; 0 is greedy (the best token, nothing is drawn), below 1 is sharper. Between 0
-            and 0.00001 it is 0.00001.
+        temperature: divides the logits; 0 is greedy (the best token, nothing is drawn), below 1 is sharper. A value
+            between 0 and 0.00001 counts as 0.00001.
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of most likely tokens whose probabilities sum to at least p (nucleus sampling,
             Holtzman et al. 2020).
         min_p: drop tokens whose probability is below p times that of the most likely one (Nguyen et al. 2024).
         repetition_penalty: over 1 makes tokens of the prompt and the output less likely (Keskar et al. 2019, CTRL).
         presence_penalty: subtracted once from the logit of every token in the output.
-        frequency_penalty: subtracted from a token's logit once per time it is in the output.
+        frequency_penalty: subtracted from a token's logit for every time that it is in the output.
         seed: makes the draws repeatable, alone or in a batch; None, or vLLM's -1, takes one from the engine's seed.
         max_tokens: the longest output, in tokens.
         min_tokens: before this many tokens only `max_tokens` and the end of the context end the output.
-        stop: texts that end the output; the output ends before them.
+        stop: strings that end the output; it ends before the first one.
         stop_token_ids: tokens that end the output; the token is in `token_ids`, its text is not in `text`.
         ignore_eos: go on past the model's end token.
         logprobs: return the log-probabilities of the chosen token and of this many most likely ones, from the model's
             raw logits; -1 is all of them, None returns none.
         prompt_logprobs: the same for each token of the prompt; at most 20. With it max_tokens may be 0.
         n: how many completions of the prompt. The first is the one that n=1 gives.
-        logits_processors: functions (prompt token ids, output token ids, logits) -> logits, of their arguments alone.
+        logits_processors: pure functions (prompt token ids, output token ids, logits) -> logits.
             Logits are [vocab_size] float32, as the model gave them; a token at -inf is not chosen.
         include_stop_str_in_output: the text ends after the stop text, or the stop token's text, that ended it.
         skip_special_tokens: leave special tokens, such as the end token, out of the text.
@@ -98,7 +98,7 @@ class SamplingParams:
 
 
 # --- Checks: (name, value) -> the value as a Python type, or a ValueError that names both. A numpy.int8, for example,
-# would overflow when it counts, far from where it came from. --------------------------------------------------------
+# would overflow later, in a sum far from here. ----------------------------------------------------------------------
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> float:

@@ -15,7 +15,7 @@ SCORING = SamplingParams(max_tokens=0, prompt_logprobs=0)  # nothing is generate
 
 
 class Pair(NamedTuple):
-    """A prompt and a continuation to be scored: two texts, or two lists of token ids. Give it in place of a prompt,
+    """A prompt and a continuation to be scored: two strings, or two lists of token ids. Pass it in place of a prompt,
     with the parameters SCORING."""
 
     prompt: str | list[int]
@@ -33,9 +33,9 @@ class Score:
 
 
 def encode_pair(pair: tuple[Any, Any], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The tokens of both, by the rules of EleutherAI's lm-evaluation-harness (`_encode_pair`): spaces that end the
-    prompt go to the continuation, as they belong to its first word. The two are encoded together, and split after the
-    prompt's number of tokens."""
+    """The tokens of both, by the rules of EleutherAI's lm-evaluation-harness (`_encode_pair`): spaces at the end of
+    the prompt go to the continuation, since they belong to its first word. The two are encoded together, and split
+    after as many tokens as the prompt has alone."""
     prompt, continuation = pair
     if not any(all(isinstance(part, kind) for part in pair) for kind in (str, list | tuple)):
         raise ValueError("a prompt and its continuation are two texts, or two lists of token ids")
