@@ -30,7 +30,7 @@ class DraftPlanner:
 
     Args:
         drafter: its drafts cost time too.
-        runner: steps of its model are timed.
+        runner: its model's steps are timed.
 
     Attributes:
         costs: seconds of a step.
@@ -104,8 +104,8 @@ class DraftPlanner:
         return {request: min(max_drafts[request], NUM_PROBES)}
 
     def can_pay(self, rate: float, num_requests: int, num_tokens: int) -> bool:
-        """Whether some number of draft tokens would pay if each was accepted at this rate, whatever comes before it. A
-        quick test, which rules out drafts where many requests run."""
+        """Whether some number of draft tokens would pay if each were accepted at this rate, independently of others.
+        A quick test, which rules out drafts if many requests run."""
         seconds = self.costs.seconds
         if num_tokens > MAX_TOKENS:
             return False
@@ -144,7 +144,7 @@ class Costs:
         self.seconds = interpolate(measured, MAX_TOKENS)  # [0] is not used
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        """Correct the next larger of the measured sizes by a step."""
+        """Correct the measured size at or above a step's by its time."""
         if 0 < num_tokens <= max(self.measured):
             size = next(size for size in sorted(self.measured) if size >= num_tokens)
             self.measured[size] = smoothed(

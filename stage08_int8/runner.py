@@ -29,7 +29,7 @@ MIN_FREE_CORES = 0.85  # with fewer, not even a single thread has a core to itse
 def pick_int8(name: str, device: torch.device) -> bool:
     """Whether the option `weights` means int8 on this device. Raises ValueError where that can't run."""
     if name == "int8" and device.type != "cpu":
-        raise ValueError(f"weights 'int8' run on a CPU, not on {device}; there it is as-is")
+        raise ValueError(f"weights 'int8' run on a CPU, not on {device}; use 'as-is' there")
     return name != "as-is" and device.type == "cpu"
 
 

@@ -8,7 +8,7 @@
 #define BLOCK 32  /* the most rows in a call */
 
 /* How to multiply; see product.c. */
-enum { FMA_FLOAT32, FMA_BFLOAT16, DOT_BFLOAT16, TILES_BFLOAT16, TILES_SPLIT };
+enum { FMA_FLOAT32, FMA_BFLOAT16, DOT_BFLOAT16, /* by vectors */ TILES_BFLOAT16, TILES_SPLIT };
 
 /* The formats of a kind's rows and panels. */
 INLINE int rows_format(int kind) {

@@ -21,7 +21,7 @@ typedef struct {
 typedef struct {
     float *x;
     Rows normed, qkv, attended, inner; /* the results of the layer norms, c_attn, attention and GELU */
-    Rows integers; /* one of them, quantized for an int8 product */
+    Rows integers; /* one of these, quantized for an int8 product */
 } Workspace;
 
 /* A step in the last layer, after its keys and values are written. Only the tokens whose logits are needed are left, in

@@ -29,7 +29,7 @@ void quantize(const Team *team, const Rows *to, const Rows *from, int64_t num_ro
 /* The end of such a row, in the last bytes of its stride. */
 typedef struct {
     float scale; /* the number that an integer of 1 stands for */
-    int32_t sum; /* of the row's integers */
+    int32_t sum; /* of the row's integers: see `scaled` in linear.c */
 } Scale;
 INLINE Scale *scale_of(const Rows *rows, int64_t row) {
     return (Scale *)(rows->data + (row + 1) * rows->stride) - 1;

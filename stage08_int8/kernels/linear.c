@@ -35,7 +35,7 @@ INLINE vec gelu(vec x) {
     return x * (vec)(((ivec)splat(1) & (u2 > 0)) | ((ivec)e & (u2 <= 0))) * reciprocal(1 + e);
 }
 
-/* Sums of integers -> the numbers they stand for. */
+/* Sums of integers -> the numbers they stand for. What was added to the weights is subtracted, times the row's sum. */
 INLINE vec scaled(vec sum, const Scale *row, const Linear *w, int64_t column) {
     const ivec whole = (ivec)sum - row->sum * above((int)w->kind);
     return __builtin_convertvector(whole, vec) * (row->scale * load(w->scales + column));

@@ -3,8 +3,8 @@
  *   FLOAT32   [k][32]            the 32 weights of each input
  *   BFLOAT16  [k / 2][32][2]     the weights of two neighboring inputs in pairs, as the instructions below need them
  *   SPLIT     [k / 32][2][16][32][2]  for each 32 inputs, the upper halves as pairs, then the lower ones
- *   INT8      [k / 4][32][4]     fours
- *             [k / 2][32][2]     for PAIRS_INT8: pairs
+ *   INT8      [k / 4][32][4]     the weights of four neighboring inputs together
+ *             [k / 2][32][2]     for PAIRS_INT8, of two
  *
  * The order of a sum depends on the kind alone: input after input (or pair by pair, tile by tile), from the first on.
  * It does not depend on the number of rows, nor on how a panel is cut into parts and pieces. So a row's sums have the

@@ -4,7 +4,7 @@
 #include "vectors.h"
 
 #define PANEL 32  /* columns of a panel */
-#define GROUP 32  /* a panel's inputs are padded with zeros to a multiple of this; with int8 of 64, a tile's row */
+#define GROUP 32  /* a panel's inputs are padded with zeros to a multiple of this; with int8, of twice this */
 #define BLOCK 32  /* the most rows in a call */
 
 /* How to multiply; see product.c. */

@@ -200,7 +200,7 @@ INLINE ivec zip(const void *a, const void *b) {
 #endif
 }
 
-/* A pair of bfloat16s, or four int8, in every lane. */
+/* The same four bytes in every lane: a pair of 16-bit numbers, or four int8. */
 INLINE ivec splat_pair(const void *from) {
     int32_t pair;
     memcpy(&pair, from, 4);
