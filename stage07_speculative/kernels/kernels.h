@@ -23,6 +23,7 @@ void pack(const Team *team, char *panels, const char *weight, int64_t format, in
 void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
             const Rows *to, const Linear *next);
 
+/* x[t] = wte[token_ids[t]] + wpe[positions[t]]. format: of wte and wpe. */
 void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t format,
            const int64_t *token_ids, const int64_t *positions, int64_t num_tokens, int64_t n_embd);
 /* The layer norm of row which[t] of x, or of row t without `which`. */
@@ -53,7 +54,7 @@ typedef struct {
     int64_t n_head, head_dim, block_size, format;
 } Cache;
 
-/* The tokens of a step, and where their keys and values are; see attention.py. */
+/* The tokens of a step, and where their keys and values are; see batch.py and attention.py. */
 typedef struct {
     const int64_t *token_ids, *positions, *slot_mapping, *block_tables, *query_start_loc, *seq_lens, *logits_indices;
     int64_t num_tokens, num_seqs, table_width, num_logits;

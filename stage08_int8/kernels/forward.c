@@ -1,5 +1,7 @@
 /* A whole step in one call: all layers, from token ids to logits. If Python called the kernels one by one, eight in
- * each layer, they would wait for Python a hundred times a step. */
+ * each layer, they would wait for Python a hundred times a step.
+ *
+ * All memory is Python's (fast_model.py), except what a step allocates for its attention. */
 #include <stdlib.h>
 #include "kernels.h"
 

@@ -35,6 +35,7 @@ INLINE Scale *scale_of(const Rows *rows, int64_t row) {
     return (Scale *)(rows->data + (row + 1) * rows->stride) - 1;
 }
 
+/* x[t] = wte[token_ids[t]] + wpe[positions[t]]. format: of wte and wpe. */
 void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t format,
            const int64_t *token_ids, const int64_t *positions, int64_t num_tokens, int64_t n_embd);
 /* The same with wte in int8, packed for the last layer: there a token is a column. */
@@ -68,7 +69,7 @@ typedef struct {
     int64_t n_head, head_dim, block_size, format;
 } Cache;
 
-/* The tokens of a step, and where their keys and values are; see attention.py. */
+/* The tokens of a step, and where their keys and values are; see batch.py and attention.py. */
 typedef struct {
     const int64_t *token_ids, *positions, *slot_mapping, *block_tables, *query_start_loc, *seq_lens, *logits_indices;
     int64_t num_tokens, num_seqs, table_width, num_logits;

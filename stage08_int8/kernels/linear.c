@@ -31,7 +31,7 @@
 /* x / (1 + e^-2u) = 0.5 x (1 + tanh u), u = sqrt(2 / pi) (x + 0.044715 x^3): GPT-2's form of GELU. */
 INLINE vec gelu(vec x) {
     const vec u2 = 1.5957691216f * (x + 0.044715f * x * x * x);
-    const vec e = exponential((vec)((ivec)u2 | (int32_t)0x80000000)); /* e^-|2u| */
+    const vec e = exponential((vec)((ivec)u2 | (int32_t)0x80000000)); /* e^-|2u| can't overflow */
     return x * (vec)(((ivec)splat(1) & (u2 > 0)) | ((ivec)e & (u2 <= 0))) * reciprocal(1 + e);
 }
 
