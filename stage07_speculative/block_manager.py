@@ -184,7 +184,7 @@ class BlockManager:
             table.blocks[-1] = block
 
     def extend(self, sequence: Sequence, num_tokens: int) -> int:
-        """Give a sequence room for up to `num_tokens` tokens to come, in free blocks, without touching the reserve.
+        """Give a sequence room for up to `num_tokens` more tokens, in free blocks, without touching the reserve.
         Returns how many fit."""
         blocks, end = self._tables[sequence].blocks, sequence.num_tokens + num_tokens
         while len(blocks) < self.num_needed(end) and self.num_free > self.watermark_blocks:
@@ -192,7 +192,7 @@ class BlockManager:
         return min(end, len(blocks) * self.block_size) - sequence.num_tokens
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
-        """Take back the blocks after a sequence's first tokens."""
+        """Take back the blocks that a sequence's first `num_tokens` tokens don't need."""
         blocks = self._tables[sequence].blocks
         while len(blocks) > self.num_needed(num_tokens):
             self._decref(blocks.pop())

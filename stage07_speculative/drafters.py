@@ -35,7 +35,7 @@ class Drafter(Protocol):
 
 
 def smoothed(average: float, seconds: float) -> float:
-    """A running average of durations, with one more, of which an outlier must not count for much."""
+    """A running average of durations, updated by one more; an outlier is clamped."""
     return average * (1 + 0.1 * (min(max(seconds / average, 0.5), 2.0) - 1)) if average else seconds
 
 
@@ -85,7 +85,7 @@ class PromptLookup:
 
 class DraftModel:
     """Proposes what a smaller model with the same vocabulary would say. It uses the same sampler, the request's
-    parameters and its random numbers: where both models give nearly the same probabilities, the same number picks the
+    parameters and its random numbers: where both models have similar probabilities, the same number mostly picks the
     same token.
 
     It has its own KV cache, with a slot for each request that may run, or as many as memory allows; a request without a
@@ -155,7 +155,7 @@ class DraftModel:
         return new
 
     def _next(self, new: dict[Request, list[int]], drafts: dict[Request, list[int]]) -> dict[Request, int]:
-        """Run these tokens through the draft model. Returns the next token of each request of which it has seen all."""
+        """Run these tokens through the draft model. Returns the next token of each request that it has seen all of."""
         logits = self._forward(new)
         rows = [
             (row, request.guessed(drafts.get(request, [])), request)
@@ -198,7 +198,8 @@ class DraftSlot:
         self.number, self.tokens, self._num_right = number, [], 0
 
     def missing(self, token_ids: list[int]) -> list[int]:
-        """Forget tokens that are not the sequence's. Returns those of the sequence that are not there, at least one."""
+        """Forget the tokens from the first one that differs from the sequence's. Returns the sequence's tokens that are
+        missing, at least one."""
         end = min(len(self.tokens), len(token_ids) - 1)
         while self._num_right < end and self.tokens[self._num_right] == token_ids[self._num_right]:
             self._num_right += 1

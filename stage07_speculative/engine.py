@@ -60,9 +60,9 @@ class Engine:
             self.scheduler.remove(completion)
 
     def step(self) -> list[Request]:
-        """One forward pass over the rows that the scheduler picks, and over what is guessed to follow them. A request
-        whose tokens are now all computed (it is ready) gets its next one; and for as long as that is what was guessed,
-        the one after it, whose logits are there already."""
+        """One forward pass over the rows that the scheduler picks, and over the drafts that follow them. A request
+        whose tokens are now all computed (it is ready) gets its next one; as long as that is the one that was guessed,
+        it also gets the one after it, whose logits are there already."""
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last by rank are preempted
         drafts = self.speculator.draft(rows)
         batch = Batch.of(rows, self.block_manager, self.scheduler.num_free_seqs, drafts)
@@ -78,7 +78,7 @@ class Engine:
         return list(dict.fromkeys(news))
 
     def verify(self, batch: Batch) -> Batch:
-        """The requests whose token is the one that was guessed, ready for their next; their blocks may be cached."""
+        """The batch of requests whose guess was right. Their blocks that are now full go into the prefix cache."""
         batch = batch.verified()
         for request in batch.ready:
             self.block_manager.cache_full_blocks(request, request.num_tokens)

@@ -103,10 +103,10 @@ class Runner:
         self.try_step(config.max_num_batched_tokens, cache)
 
     def time_steps(self, sizes: Sequence[int]) -> dict[int, float]:
-        """Seconds of steps of these sizes, in tokens, with logits for all of them; the best of two. Only before there
-        are requests."""
+        """Seconds of steps of these sizes, in tokens, with logits for all of them; the better of two runs. It writes
+        into the cache, so call it before there are requests."""
         seconds = dict.fromkeys(sizes, math.inf)
-        self.try_step(sizes[-1], self.cache)  # some work is done only once
+        self.try_step(sizes[-1], self.cache)  # not timed: some work is done only once
         for size in [*sizes] * 2:
             start = time.perf_counter()
             with self.thread_limit:

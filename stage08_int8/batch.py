@@ -24,8 +24,8 @@ class Batch:
         rows: the requests, each with the number of its tokens that the step computes.
         ready: the requests that get a token in this step: after a prompt, as many of its completions as may run.
         sampled, scored: rows of the logits: one for each of `ready`, and the rows that score a prompt.
-        drafts: what was guessed of each request's output, after the token that it brings; it goes through the model
-            in the same step, and brings as many more rows of logits.
+        drafts: guesses for each request, to follow the token that it brings. They go through the model in the same
+            step, and each gets a row of logits, too.
         tables: the blocks of each row.
         block_copies: (from, to) of the blocks to copy before the step.
     """
@@ -91,8 +91,8 @@ class Batch:
         )
 
     def verified(self) -> "Batch":
-        """What comes next in the same step: the requests whose new token is the one that was guessed. The model has
-        already computed these positions, so this batch has no tokens; a right guess is its row's input."""
+        """What comes next in the same step: the requests whose new token is the one that was guessed. The guess was the
+        input of a row, so the logits that follow the token are there, and this batch has no tokens to compute."""
         right = [request for request in self.ready if self.was_right(request)]
         at = dict(zip(self.ready, self.sampled, strict=True))
         return replace(
@@ -106,7 +106,7 @@ class Batch:
         )
 
     def was_right(self, request: Request) -> bool:
-        """Whether a request goes on with the token that was guessed."""
+        """Whether a request's new token is the one that was guessed, and more may follow."""
         draft = self.drafts.get(request)
         return bool(draft) and not request.finished and request.output_token_ids[-1] == draft[0]
 

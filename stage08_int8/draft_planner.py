@@ -22,7 +22,7 @@ PRIOR_RATE = 0.5  # the acceptance rate before anything was tried
 MIN_SPEEDUP = 1.03  # that drafts must promise, because the costs leave something out
 FEW_TRIES, NUM_PROBES = 8, 2  # one request gets 2 drafts until 8 have been tried, if good ones would pay
 GOOD_RATE = 0.9  # the acceptance rate of a good drafter
-FORGET = 200  # steps without drafts after which their measured costs hardly count
+FORGET = 200  # each step without drafts forgets one part in 200 of their measured costs
 
 
 class DraftPlanner:
@@ -30,7 +30,7 @@ class DraftPlanner:
 
     Args:
         drafter: its drafts cost time too.
-        runner: steps of its model are timed.
+        runner: its model's steps are timed.
 
     Attributes:
         costs: seconds of a step.
@@ -74,7 +74,7 @@ class DraftPlanner:
         rates = {r: self.by_request[r].rate(overall, 6) if r in self.by_request else overall for r in max_drafts}
         if not self.can_pay(max(rates.values(), default=0), len(max_drafts), num_tokens):
             return {}
-        gains = []  # by how much the k-th draft token speeds up its request; as a logarithm, as below
+        gains = []  # (logarithm of the speedup that the k-th draft token gives its request, k, request)
         for request, rate in rates.items():
             expected = 1.0  # tokens: 1 + a + a^2 + …, because the k-th counts only if all before it are accepted
             for k in range(1, max_drafts[request] + 1):
@@ -104,8 +104,8 @@ class DraftPlanner:
         return {request: min(max_drafts[request], NUM_PROBES)}
 
     def can_pay(self, rate: float, num_requests: int, num_tokens: int) -> bool:
-        """Whether some number of draft tokens would pay if each was accepted at this rate, whatever comes before it. A
-        quick test, which rules out drafts where many requests run."""
+        """Whether some number of draft tokens would pay if each were accepted at this rate, independently of others.
+        A quick test, which rules out drafts if many requests run."""
         seconds = self.costs.seconds
         if num_tokens > MAX_TOKENS:
             return False
@@ -144,7 +144,7 @@ class Costs:
         self.seconds = interpolate(measured, MAX_TOKENS)  # [0] is not used
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        """Correct the next larger of the measured sizes by a step."""
+        """Correct the measured size at or above a step's by its time."""
         if 0 < num_tokens <= max(self.measured):
             size = next(size for size in sorted(self.measured) if size >= num_tokens)
             self.measured[size] = smoothed(
@@ -156,8 +156,8 @@ class Costs:
 
     def forget(self, num_tokens: int) -> float:
         """While steps have this size, and no drafts, larger ones are not measured. Let these return to what was timed
-        first, times the present load, so that one busy moment does not end all drafts. Returns the load: how many
-        times as long as at first a step of this size takes."""
+        first, times the present load, so that one busy moment does not end all drafts. Returns the load: the time of
+        a step of this size, divided by its time at first."""
         size = next((size for size in sorted(self.measured) if size >= num_tokens), max(self.measured))
         load = self.measured[size] / self.first[size] if self.first[size] else 1.0
         for larger in (other for other in self.measured if other > size):

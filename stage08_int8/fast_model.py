@@ -51,7 +51,7 @@ def pick_kind(dtype: torch.dtype, on: frozenset[str]) -> str:
 
 
 def pick_int8_kind(on: frozenset[str]) -> str:
-    """The same for weights in int8."""
+    """As pick_kind, for weights in int8."""
     return next(filter(c.has_kind, ["tiles_int8"] * ("tiles" in on) + ["dot_int8"]), "pairs_int8")
 
 

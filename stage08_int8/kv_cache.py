@@ -15,7 +15,7 @@ from .support.memory import empty, free_memory
 
 SHARE_OF_FREE_MEMORY = 0.5  # the cache's share by default; the rest is for a prefill's activations
 SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after measuring the activations
-PREFAULT = 128 << 20  # numbers whose memory is touched at the start: 7,281 tokens of GPT-2 small
+PREFAULT = 128 << 20  # numbers of the cache whose memory is touched at the start: 7,281 tokens of GPT-2 small
 
 
 class KVCache:

@@ -77,8 +77,8 @@ class Int8Embedding(Int8Linear):
 
 
 def quantizing(model: nn.Module) -> Callable[[str, Tensor], bool]:
-    """A function that quantizes the model's matrices as they are read: (name, tensor) -> whether it took the tensor. So
-    the model is never in memory as floats. Norms, biases and position embeddings stay as they are."""
+    """A function that quantizes the model's matrices as they are read: (name, tensor) -> whether it took the tensor.
+    This way the model is never in memory as floats. Norms, biases and position embeddings stay as they are."""
 
     def take(name: str, tensor: Tensor) -> bool:
         path, _, part = name.rpartition(".")

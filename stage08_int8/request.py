@@ -111,8 +111,8 @@ class Request:
         return child
 
     def guessed(self, draft: list[int]) -> "Request":
-        """The request with these tokens added: for a sampler, which only reads it. Logits processors are left out: they
-        are called only for outputs that exist."""
+        """A copy with these tokens added, for a sampler to read. Logits processors are left out: they are called only
+        for outputs that exist."""
         other = copy.copy(self)
         other.output_token_ids = self.output_token_ids + draft
         if self.params.logits_processors:

@@ -29,7 +29,7 @@ MIN_FREE_CORES = 0.85  # with fewer, not even a single thread has a core to itse
 def pick_int8(name: str, device: torch.device) -> bool:
     """Whether the option `weights` means int8 on this device. Raises ValueError where that can't run."""
     if name == "int8" and device.type != "cpu":
-        raise ValueError(f"weights 'int8' run on a CPU, not on {device}; there it is as-is")
+        raise ValueError(f"weights 'int8' run on a CPU, not on {device}; use 'as-is' there")
     return name != "as-is" and device.type == "cpu"
 
 
@@ -113,10 +113,10 @@ class Runner:
         self.try_step(config.max_num_batched_tokens, cache)
 
     def time_steps(self, sizes: Sequence[int]) -> dict[int, float]:
-        """Seconds of steps of these sizes, in tokens, with logits for all of them; the best of two. Only before there
-        are requests."""
+        """Seconds of steps of these sizes, in tokens, with logits for all of them; the better of two runs. It writes
+        into the cache, so call it before there are requests."""
         seconds = dict.fromkeys(sizes, math.inf)
-        self.try_step(sizes[-1], self.cache)  # some work is done only once
+        self.try_step(sizes[-1], self.cache)  # not timed: some work is done only once
         for size in [*sizes] * 2:
             start = time.perf_counter()
             with self.thread_limit:

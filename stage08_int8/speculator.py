@@ -22,11 +22,11 @@ class Speculator:
     Args:
         config: the engine's options.
         runner: of the model.
-        block_manager: has the blocks for drafts.
+        block_manager: gives blocks to drafts.
         model_config, max_model_len: of the model.
 
     Attributes:
-        drafter: proposes tokens; None if nothing is drafted.
+        drafter: proposes tokens; None if speculation is off.
         num_drafts: draft tokens of each request in a step, or "auto".
         planner: chooses that number in each step; None if it is fixed.
     """

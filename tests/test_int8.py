@@ -487,7 +487,7 @@ def test_what_auto_comes_to():
     pick, cpu, cuda = INT8.part("runner").pick_int8, torch.device("cpu"), torch.device("cuda")
     assert [pick(name, cpu) for name in ("auto", "int8", "as-is")] == [True, True, False]
     assert [pick(name, cuda) for name in ("auto", "as-is")] == [False, False]
-    with pytest.raises(ValueError, match=r"^weights 'int8' run on a CPU, not on cuda; there it is as-is$"):
+    with pytest.raises(ValueError, match=r"^weights 'int8' run on a CPU, not on cuda; use 'as-is' there$"):
         pick("int8", cuda)
 
 

@@ -18,15 +18,16 @@
  * is here. Its limit is memory, as it does two operations with each number that it reads. So keys and values are read
  * once, from where they lie, and the arithmetic has to keep up:
  *
- * - The work is cut into items: some heads of one request, for up to QUERIES of its queries. Threads take them one by
- *   one.
+ * - The work is divided into items: some heads of one request, for up to QUERIES of its queries. Threads take them one
+ *   by one.
  * - Keys are transposed, so a vector holds one dimension of many keys, and their scores grow together:
  *   scores[0..15] += query[d] * keys[d][0..15]. With whole keys, each score would be a sum across a vector, which costs
  *   more than its products.
- * - A sum waits for its last addition, so several are computed side by side: those of QUERIES queries, or, of a single
- *   query, those of SIDE pieces. A piece is one head's keys, or values, of a tile of 16 positions.
- * - For a single query, all heads walk together. A block's heads are neighbors, so memory is read in runs of 48 KB
- *   (GPT-2 small, float32). Head by head it would be 4 KB, and the CPU's prefetcher would start over each time.
+ * - Each addition to a sum waits for the one before, so several sums are computed side by side: those of QUERIES
+ *   queries or, for a single query, those of SIDE pieces. A piece is one head's keys, or values, in a tile of 16
+ *   positions.
+ * - For a single query, all heads walk along the keys together. They are neighbors in a block, so memory is read in
+ *   runs of 48 KB (GPT-2 small, float32). Head by head it would be 4 KB, and the prefetcher would start over each time.
  * - The prefetcher can't know where the next block is. So the kernel prefetches the piece AHEAD pieces later into the
  *   level 2 cache: four pieces of float32 are 16 KB, half of the level 1 cache of many CPUs.
  *
@@ -38,18 +39,18 @@
 
 #define TILE 16 /* keys */
 #define VECS (TILE / LANES)
-#define MAX_DIM 128  /* of head_dim; GPT-2's is 64 */
-#define WIDTH 32     /* dimensions of a value that are added together, or twice as many; some may be the next value's */
+#define MAX_DIM 128  /* the largest head_dim; GPT-2's is 64 */
+#define WIDTH 32     /* dimensions of a value that are added together; or twice as many */
 #define QUERIES 8    /* of a head, computed together */
 #define HEADS 16     /* of a single query, computed together */
 #define SIDE 4       /* pieces of a single query whose scores are computed side by side */
-#define AHEAD 4      /* pieces */
+#define AHEAD 4      /* pieces from the one that is read to the one that is prefetched */
 #define LOCATED 64   /* pieces looked up at a time */
 #define LINE 64      /* bytes of a cache line */
-#define PROMPT 8     /* queries from which packing a request's keys for products pays */
+#define PROMPT 8     /* queries of a request from which packing its keys for products pays */
 
-/* Heads of one query, or queries of one head, that walk along the keys together. Pair h * max_rows + r is head h of
- * query r. */
+/* Heads of one query, or queries of one head, that walk along the keys together. A pair is a query and a head: number
+ * h * max_rows + r is head h of query r, counted from the walk's first ones. */
 #define PAIRS (HEADS > QUERIES ? HEADS : QUERIES)
 typedef struct {
     const Cache *cache;
@@ -62,18 +63,18 @@ typedef struct {
 } Walk;
 
 typedef struct {
-    float query[PAIRS][MAX_DIM]; /* or pairs of bfloat16s, for dots */
+    float query[PAIRS][MAX_DIM]; /* / sqrt(dim); for DOT_BFLOAT16, a row holds bfloat16s */
     float sum[PAIRS];            /* of the weights */
-    vec weighted[PAIRS][MAX_DIM / LANES];
-    vec even[PAIRS][MAX_DIM / LANES], odd[PAIRS][MAX_DIM / LANES]; /* sums that are added to it later: TILE_INPUTS */
+    vec weighted[PAIRS][MAX_DIM / LANES]; /* sum of the values times their weights */
+    vec even[PAIRS][MAX_DIM / LANES], odd[PAIRS][MAX_DIM / LANES]; /* an AMX tile's part of it: see TILE_INPUTS */
 } State;
 
 /* max_rows (1 or QUERIES), format and kind are constants in each call of the functions below. So the inline ones become
  * one routine for each combination, with loops of fixed length and sums in registers. The others, a small part of the
  * work, are compiled once: six copies took the compiler four to six seconds.
  *
- * Here TILES_BFLOAT16 means vectors that add in the order of a tile: it sums the even and the odd ones of TILE_INPUTS
- * inputs separately, and then adds both. See `as_tiles`. */
+ * In this file TILES_BFLOAT16 means vectors that add in the order of an AMX tile, for the same bits. A tile sums the
+ * even and the odd ones of TILE_INPUTS inputs separately, and then adds both. See `vectors_match_tiles`. */
 #define TILE_INPUTS 32
 
 /* A row of bfloat16s -> floats, in place. */
@@ -81,7 +82,8 @@ INLINE void as_floats(float *row, int64_t count) {
     for (int64_t i = count - LANES; i >= 0; i -= LANES) store(row + i, fetch((const char *)row + 2 * i, BFLOAT16));
 }
 
-/* If there are fewer than max_rows queries, the others are zero, and their results are not read. */
+/* Scale the queries, round them as a product would, and clear the sums. If there are fewer than max_rows queries, the
+ * others are zero, and their results are not read. */
 NOINLINE void load_queries(State *s, const Walk *w, const int max_rows, int kind) {
     const Rows to = {(char *)s->query, sizeof(s->query[0]), 0, w->weights.format};
     const float scale = 1 / sqrtf((float)w->dim);
@@ -105,8 +107,8 @@ typedef struct {
     int head;
 } Piece;
 
-/* The pieces from number `first` on, in the order of reading: the keys of all heads, tile by tile as in memory, then
- * their values. After the last one, any address will do. */
+/* The pieces from number `first` on, in the order of reading: the keys of all heads, tile by tile, then their values.
+ * In place of pieces after the last one, which are only prefetched, any address will do. */
 NOINLINE void locate(Piece *to, const Walk *w, int64_t first, int count, int64_t tiles) {
     const Cache *c = w->cache;
     const int64_t in_block = c->block_size / TILE, size = size_of((int)c->format);
@@ -124,8 +126,9 @@ NOINLINE void locate(Piece *to, const Walk *w, int64_t first, int count, int64_t
     }
 }
 
-/* Read two vectors at once where there are two. 32 bits hold two bfloat16s: a shift gives a vector of the first ones, a
- * mask one of the second ones, without a widening load for each. `in_order` undoes the shuffle. */
+/* Read two vectors at once, unless there is only one (a tile, with AVX-512). 32 bits hold two bfloat16s: a shift gives
+ * a vector of the first ones, a mask one of the second ones, without a widening load for each. `in_order` puts the
+ * numbers of such vectors back in order. */
 #define TWO(vectors) ((vectors) > 1 ? 2 : 1)
 INLINE void fetch_two(vec *to, const char *from, const int vectors, const int format) {
     for (int v = 0; v < TWO(vectors); v++)
@@ -137,8 +140,9 @@ INLINE void in_order(vec *two, const int vectors, const int format) {
     if (format == BFLOAT16 && vectors > 1) interleave(two);
 }
 
-/* The scores of one query with several pieces' keys, or of several queries with one piece's. scores, query: for each
- * piece and query. prefetch: pieces to prefetch. stride: bytes from one dimension of the keys to the next. */
+/* The scores of one query with several pieces' keys, or of several queries with one piece's. scores, query: number
+ * p * rows + r is for piece p and query r. prefetch: a piece to prefetch for each one that is read. stride: bytes from
+ * one dimension of the keys to the next. */
 INLINE void score(float *const *scores, const float *const *query, const char *const *keys,
                   const char *const *prefetch, int64_t stride, int dim, const int pieces, const int rows,
                   const int format, const int kind) {
@@ -151,6 +155,7 @@ INLINE void score(float *const *scores, const float *const *query, const char *c
             for (int64_t d = first; d < first + STEP; d += kind == DOT_BFLOAT16 ? 2 : 1) {
                 const char *at = keys[p] + d * stride;
                 const char *later = prefetch[p] + d * stride;
+                /* With blocks of 16 keys of 16 bits, two dimensions share a line. */
                 if (stride >= LINE || d % 2 == 0) __builtin_prefetch(later, 0, 2);
                 if (stride >= LINE && kind == DOT_BFLOAT16) __builtin_prefetch(later + stride, 0, 2);
                 for (int v = 0; v < VECS; v += TWO(VECS)) {
@@ -189,9 +194,10 @@ INLINE void score(float *const *scores, const float *const *query, const char *c
         }
 }
 
-/* Add the first `count` values of a piece, each times its weight, to `dims` dimensions from `first` on. dim: numbers in
- * a value. stride: bytes from one query's weights to the next's. last: the piece's last value and zeros, WIDTH numbers
- * from which can be read; or NULL, if that holds for all. */
+/* Add the first `count` values of a piece, each times its weight, to the sums of `dims` dimensions from `first` on.
+ * dim: numbers in a value. stride: bytes from one query's weights to the next's. Dimensions past `dim` are the next
+ * value's; their sums are not used. last: a copy of the piece's last value with zeros after it, so that nothing is read
+ * past the cache; NULL if dim is a multiple of WIDTH. */
 INLINE void add_values(vec (*weighted)[MAX_DIM / LANES], vec (*even)[MAX_DIM / LANES], vec (*odd)[MAX_DIM / LANES],
                        const char *weights, int64_t stride, const char *values, const char *last, const char *prefetch,
                        int count, int dim, int first, const int dims, const int rows, const int format,
@@ -205,7 +211,7 @@ INLINE void add_values(vec (*weighted)[MAX_DIM / LANES], vec (*even)[MAX_DIM / L
         }
 #define VALUE(j) ((last && (j) == TILE - 1 ? last : values + (j) * row) + begin)
 #ifdef HAS_DOT
-    static const char none[2 * MAX_DIM];
+    static const char none[2 * MAX_DIM]; /* zeros, for the second value of an odd one: the cache may hold NaN there */
     for (int j = 0; j < count && kind == DOT_BFLOAT16; j += 2) {
         const char *at = VALUE(j), *next = j + 1 < count ? VALUE(j + 1) : none;
         for (int64_t line = begin; line < begin + 2 * bytes; line += LINE)
@@ -254,6 +260,7 @@ NOINLINE void write_out(State *s, const Walk *w, const int max_rows, const int f
 
 INLINE int at_most(int64_t n, int limit) { return n < limit ? (int)n : limit; }
 
+/* A whole walk, in three passes over all keys: scores, then weights by `softmax`, then the weighted values. */
 INLINE void attend(const Walk *w, const int max_rows, const int dim, const int format, const int kind) {
     const int64_t num_keys = w->position + w->rows, tiles = (num_keys + TILE - 1) / TILE, pieces = tiles * w->heads;
     const int64_t stride = w->cache->block_size * size_of(format);
@@ -320,7 +327,7 @@ INLINE void attend(const Walk *w, const int max_rows, const int dim, const int f
 /* Some heads of a request: for all its queries, by products (first < 0), or for up to QUERIES from `first` on. */
 struct Item { int64_t request, first, head, end; };
 
-/* For one query of GPT-2's own size that is a constant, too: bfloat16s in a cache are read a tenth faster. */
+/* For a single query, GPT-2's head_dim is a constant as well: with it, bfloat16s in a cache are read a tenth faster. */
 #define ATTEND(format, kind) \
     w->rows != 1 ? attend(w, QUERIES, w->dim, format, kind) \
     : w->dim == 64 ? attend(w, 1, 64, format, kind) : attend(w, 1, w->dim, format, kind)
@@ -345,7 +352,7 @@ NOINLINE void attend_as_tiles(const Walk *w) {
 #endif
 }
 
-/* An item with a decode, or few queries. memory: decode_attention_bytes. */
+/* An item with a decode, or with few queries. memory: decode_attention_bytes. */
 static void decode_attention(const Rows *out, const Rows *query, const Cache *c, const Step *step,
                              const Item *item, int kind, char *memory) {
     const int64_t left = step->query_start_loc[item->request + 1] - item->first;
@@ -372,15 +379,15 @@ static void decode_attention(const Rows *out, const Rows *query, const Cache *c,
 
 static int64_t decode_attention_bytes(int64_t num_keys) { return PAIRS * row_bytes(num_keys); }
 
-/* Whether vectors give the bits of this CPU's tiles, tried with a request of TRIED tokens and heads of this size. */
+/* Whether vectors give the bits of this CPU's tiles, for one head of this size and every context up to TRIED tokens. */
 __attribute__((unused)) static int try_tiles(int64_t dim) {
     enum { TRIED = 150, BLOCKS = (TRIED + TILE - 1) / TILE };
-    const int64_t bytes = BLOCKS * TILE * dim * 2, all = prefill_attention_bytes(TRIED, dim);
-    const int64_t few = decode_attention_bytes(TRIED);
-    char *memory = aligned_alloc(64, (size_t)round_up(all + few + 3 * bytes, 64));
+    const int64_t bytes = BLOCKS * TILE * dim * 2, for_tiles = prefill_attention_bytes(TRIED, dim);
+    const int64_t for_vectors = decode_attention_bytes(TRIED);
+    char *memory = aligned_alloc(64, (size_t)round_up(for_tiles + for_vectors + 3 * bytes, 64));
     if (!memory) return 0;
     int64_t table[BLOCKS], starts[2] = {0, 1}, length;
-    uint16_t *numbers = (uint16_t *)(memory + all + few), random = 1;
+    uint16_t *numbers = (uint16_t *)(memory + for_tiles + for_vectors), random = 1; /* keys, values, queries */
     for (int64_t i = 0; i < 3 * bytes / 2; i++) { /* of either sign, from 2^-7 to 2 */
         random = (uint16_t)(random * 25173 + 13849);
         numbers[i] = (uint16_t)((random & 0x8000) | (0x3c00 + (random & 0x7fff) % 0x400));
@@ -397,7 +404,7 @@ __attribute__((unused)) static int try_tiles(int64_t dim) {
                            .num_seqs = 1, .table_width = BLOCKS};
         const Rows last = {query.data + (length - 1) * query.stride, query.stride, 0, BFLOAT16};
         prefill_attention(&out[0], &last, &cache, &step, 0, 0, TILES_BFLOAT16, memory);
-        decode_attention(&out[1], &last, &cache, &step, &(Item){0, 0, 0, 1}, TILES_BFLOAT16, memory + all);
+        decode_attention(&out[1], &last, &cache, &step, &(Item){0, 0, 0, 1}, TILES_BFLOAT16, memory + for_tiles);
         same &= memcmp(results[0], results[1], (size_t)dim * sizeof(float)) == 0;
     }
     end_products(TILES_BFLOAT16);
@@ -405,9 +412,9 @@ __attribute__((unused)) static int try_tiles(int64_t dim) {
     return same;
 }
 
-/* Tried once: Intel's manual says how a tile adds (vol. 2, TDPBF16PS). On a CPU that adds in another order, decodes use
- * the tiles too, which is slower. */
-static int as_tiles(void) {
+/* Tried once, because only Intel's manual says how a tile adds (vol. 2, TDPBF16PS). On a CPU that adds in another
+ * order, decodes use the tiles too, which is slower. */
+static int vectors_match_tiles(void) {
 #ifdef __AMX_BF16__
     static int known = -1;
     if (known < 0) known = try_tiles(64) && try_tiles(24);
@@ -417,12 +424,12 @@ static int as_tiles(void) {
 #endif
 }
 
-/* Whether a request goes through products: they pay for many queries, and handle every size and kind. */
+/* Whether a request goes through products. They pay for many queries, and they handle every size and kind. */
 static int by_products(const Step *step, const Cache *c, int64_t i, int kind, int prompts) {
     const int64_t count = step->query_start_loc[i + 1] - step->query_start_loc[i];
     const int fits = c->head_dim >= WIDTH / 2 && c->head_dim <= MAX_DIM && c->head_dim % 2 == 0;
     return (prompts && count >= PROMPT) || !fits || c->block_size % TILE != 0 ||
-           (kind == TILES_BFLOAT16 && !as_tiles());
+           (kind == TILES_BFLOAT16 && !vectors_match_tiles());
 }
 
 int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, int prompts, int threads) {
@@ -441,7 +448,7 @@ int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, i
         else if (num_queries)
             for (int64_t head = 0; head < n_head; head++) items[count++] = (Item){i, -1, head, head + 1};
     }
-    /* Heads per decode item: many give long runs of memory, few give enough items for all threads. */
+    /* Heads per decode item: many give long runs of memory, few give enough items for all threads, four for each. */
     const int64_t wanted = decodes * n_head / (4 * threads);
     const int64_t heads = wanted < 1 ? 1 : wanted < n_head ? wanted : n_head;
     for (int64_t i = 0; i < step->num_seqs; i++) {
@@ -475,7 +482,7 @@ void paged_attention(const Team *team, const Rows *out, const Rows *query, const
     meet(team);
 }
 
-/* One head of one token. */
+/* One head of one token: its key becomes a column of the block's keys, its value a row of the values. */
 INLINE void write_one(const Cache *c, const char *k, const char *v, char *keys, char *values,
                       const int64_t size) {
     const int64_t step = c->block_size * size;

@@ -3,27 +3,26 @@
  * - The weights are packed (see product.c), so a panel of 32 columns is one run of memory. The CPU's prefetcher follows
  *   a run, but only within a page. So the kernel prefetches too: 8 KB ahead with few rows; and where rows need several
  *   passes over a piece of a panel, part of the next piece in each pass, so that memory is busy during the arithmetic.
- * - With many rows, 384 of a panel's inputs stay in the cache while 512 rows pass by. A whole panel (GPT-2's have up to
- *   3,072 inputs) would not fit along with the next one and the rows. Tiles are too fast for that: with them, as many
- *   rows as fill half of the level 2 cache go through all panels before the next rows do, in pieces of 128 inputs,
- *   which fit into the level 1 cache.
+ * - Many rows are multiplied in chunks of up to 512, by all panels. A piece of a panel, 384 inputs long, stays in the
+ *   cache while it serves the whole chunk. A whole panel (GPT-2's have up to 3,072 inputs) would not fit along with the
+ *   next one and the rows. Tiles are so fast that the rows must be near, too: a chunk fills only half of the level 2
+ *   cache, and pieces of 128 inputs fit into the level 1 cache.
  * - Without AVX-512, a bfloat16 panel that is read by more than two passes is widened to float32 once. Widening it in
  *   each pass would cost a quarter of the rate.
  * - Fusion: bias, GELU or residual are applied to a panel's results while these are still in the level 1 cache. The
  *   memory for the results is prefetched before the product, or the CPU would wait for it after the product.
  *
- * Each thread has a run of the panels; with many rows, a run of panels for each chunk of rows, so threads need not
- * meet between chunks. With its last panel a thread prefetches its first one of the `next` layer, so memory is not idle
- * between two layers.
+ * A thread's work is a run of panels; with many rows, of chunks times panels, so threads need not meet between chunks.
+ * During its last panel a thread prefetches its first one of the `next` layer, so memory is not idle in between.
  */
 #include <math.h>
 #include <unistd.h>
 #include "kernels.h"
 
-#define NEAR 8192      /* bytes */
-#define MAX_ROWS 512   /* that go through the panels together */
-#define TILE_DEPTH 128 /* inputs of a piece, with tiles */
-#define VECTOR_DEPTH 384
+#define DISTANCE 8192    /* bytes from what a single pass reads to what it prefetches */
+#define MAX_ROWS 512     /* of a chunk */
+#define TILE_DEPTH 128   /* inputs of a panel's piece, with tiles */
+#define VECTOR_DEPTH 384 /* the same, with vectors */
 /* Measured: on a Zen 3 the CPU's prefetcher keeps up with one pass over whole float32 panels, where prefetching costs a
  * seventh of the bandwidth. On a Xeon with AVX-512, it falls behind from two rows on. */
 #define STREAMS_ITSELF (LANES < 16)
@@ -32,11 +31,12 @@
 /* x / (1 + e^-2u) = 0.5 x (1 + tanh u), u = sqrt(2 / pi) (x + 0.044715 x^3): GPT-2's form of GELU. */
 INLINE vec gelu(vec x) {
     const vec u2 = 1.5957691216f * (x + 0.044715f * x * x * x);
-    const vec e = exponential((vec)((ivec)u2 | (int32_t)0x80000000)); /* e^-|2u| */
+    const vec e = exponential((vec)((ivec)u2 | (int32_t)0x80000000)); /* e^-|2u| can't overflow */
     return x * (vec)(((ivec)splat(1) & (u2 > 0)) | ((ivec)e & (u2 <= 0))) * reciprocal(1 + e);
 }
 
-/* Apply the epilogue to the sums of a block of rows and a panel, and store the results. */
+/* Apply the epilogue to a panel's sums for a block of rows, and store the results. y: [count][PANEL]. Rows (TO_ROWS,
+ * GELU) get the padding columns too: these are 0, as the next product needs them. */
 INLINE void finish(const Linear *w, int64_t row, int count, int64_t column, float (*y)[PANEL], int epilogue,
                    float *out, const Rows *to) {
     const int width = w->out - column < PANEL ? (int)(w->out - column) : PANEL;
@@ -63,10 +63,10 @@ INLINE void prefetch_results(const Linear *w, int64_t row, int count, int64_t co
     for (int r = 0; r < count; r++) prefetch_row(epilogue >= TO_ROWS ? to : &floats, row + r, column, PANEL, 1);
 }
 
-static int64_t panels_of(const Linear *w) { return (w->out + PANEL - 1) / PANEL; }
+static int64_t num_panels(const Linear *w) { return (w->out + PANEL - 1) / PANEL; }
 
-/* The rows that go through all panels together: with tiles, as many as fill half of the level 2 cache. */
-static int64_t rows_together(int kind, const Rows *x) {
+/* The most rows of a chunk: with tiles, as many as fill half of the level 2 cache. */
+static int64_t max_chunk_rows(int kind, const Rows *x) {
     if (kind < TILES_BFLOAT16) return MAX_ROWS;
     long size = 0;
 #ifdef _SC_LEVEL2_CACHE_SIZE
@@ -85,14 +85,14 @@ static int64_t depth_of(int kind, int64_t passes, int64_t in) {
     return VECTOR_DEPTH;
 }
 
-/* Rows that go through the panels together. There are `passes` passes over each piece of a panel, with a block of rows
- * in each. */
+/* Rows that go through the panels together: `count` of them, in `passes` passes over each piece of a panel. */
 typedef struct {
-    int64_t count, passes, block, depth;
+    int64_t count, passes, block, depth; /* block: rows of a pass; depth: inputs of a piece */
     int streams; /* whether a panel is read once, from front to back */
     float prefetch_fraction; /* of what is needed next, in each pass */
 } Chunk;
 
+/* Chunk i, where each has `rows` rows and the last one the rest. */
 static Chunk chunk_of(const Linear *w, int64_t num_rows, int64_t rows, int64_t i) {
     const int kind = (int)w->kind;
     const int64_t count = num_rows - i * rows < rows ? num_rows - i * rows : rows;
@@ -121,6 +121,7 @@ static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk
         for (int64_t r = 0; r < c->count; r += c->block) {
             const int rows = (int)(c->count - r < c->block ? c->count - r : c->block);
             if (k_end == w->in) prefetch_results(w, begin + r, rows, p * PANEL, epilogue, out, to);
+            /* Half the fraction, because a widened piece has twice the bytes. */
             if (widened) product(FMA_FLOAT32, x, begin + r, rows, wide, k, k_end, y[r], PANEL, prefetch, fraction / 2);
             else product(kind, x, begin + r, rows, piece, k, k_end, y[r], PANEL, prefetch, fraction);
             if (fraction > 0) prefetch += (int64_t)((float)(bytes * (k_end - k) / w->in) * fraction);
@@ -131,19 +132,19 @@ static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk
 
 /* The first panel of this thread's run. */
 static const char *first_panel(const Team *team, const Linear *w, int kind) {
-    return w->panels + run_of(team, team->rank, panels_of(w)) * panel_bytes(kind, w->in);
+    return w->panels + run_of(team, team->rank, num_panels(w)) * panel_bytes(kind, w->in);
 }
 
 void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
             const Rows *to, const Linear *next) {
     const int kind = (int)w->kind;
-    const int64_t panels = panels_of(w), bytes = panel_bytes(kind, w->in), rows = rows_together(kind, x);
-    const int64_t pieces = (num_rows + rows - 1) / rows * panels; /* each chunk of rows times each panel */
+    const int64_t panels = num_panels(w), bytes = panel_bytes(kind, w->in), rows = max_chunk_rows(kind, x);
+    const int64_t pieces = (num_rows + rows - 1) / rows * panels; /* one per chunk and panel */
     begin_products(kind);
     PARALLEL_FOR(piece, pieces, team) {
         const int64_t i = piece / panels, p = piece % panels;
         const Chunk chunk = chunk_of(w, num_rows, rows, i);
-        const char *after = w->panels + (chunk.streams ? p * bytes + NEAR : (p + 1) % panels * bytes);
+        const char *after = w->panels + (chunk.streams ? p * bytes + DISTANCE : (p + 1) % panels * bytes);
         if (piece + 1 == run_of(team, team->rank + 1, pieces)) /* this thread's last one */
             after = next ? first_panel(team, next, kind) : NULL;
         one_panel(w, x, i * rows, &chunk, p, epilogue, out, to, after);

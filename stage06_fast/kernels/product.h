@@ -5,10 +5,10 @@
 
 #define PANEL 32  /* columns of a panel */
 #define GROUP 32  /* a panel's inputs are padded with zeros to a multiple of this */
-#define BLOCK 32  /* the most rows of a call */
+#define BLOCK 32  /* the most rows in a call */
 
 /* How to multiply; see product.c. */
-enum { FMA_FLOAT32, FMA_BFLOAT16, DOT_BFLOAT16, TILES_BFLOAT16, TILES_SPLIT };
+enum { FMA_FLOAT32, FMA_BFLOAT16, DOT_BFLOAT16, /* by vectors */ TILES_BFLOAT16, TILES_SPLIT };
 
 /* The formats of a kind's rows and panels. */
 INLINE int rows_format(int kind) {
@@ -22,7 +22,7 @@ INLINE int64_t panel_bytes(int kind, int64_t k) {
     return PANEL * round_up(k, GROUP) * (format == FLOAT32 || format == SPLIT ? 4 : 2);
 }
 
-/* Where a panel has the weight of input i and column c, in numbers of its format; of a SPLIT, its upper half. */
+/* The index in a panel of the weight of input i and column c, in numbers of its format; of a SPLIT, its upper half. */
 INLINE int64_t place(int kind, int64_t i, int64_t c) {
     switch (kind) {
         case FMA_FLOAT32: return i * PANEL + c;
@@ -33,19 +33,21 @@ INLINE int64_t place(int kind, int64_t i, int64_t c) {
 
 int has_kind(int kind);
 int in_parts(int kind, int rows); /* whether a pass reads a panel's columns part by part */
-int64_t product_block(int kind, int64_t count); /* rows of a pass, if `count` rows need a panel: few, even passes */
+int64_t product_block(int kind, int64_t count); /* rows in a pass, so that few and even passes cover `count` rows */
 
-/* out[r][c] = sum over i of rows[first + r][i] * panel[i][c], for r < count <= BLOCK, c < PANEL.
+/* out[r][c] = sum over i of rows[first + r][i] * panel[i][c], for r < count, c < PANEL.
  *
+ * count: rows, at most as many as product_block says.
  * begin, end: of i. begin is a multiple of GROUP; if it is not 0, the sum is added to `out`.
  * panel: the weights from input `begin` on.
- * stride: floats from one row of `out` to the next. Tiles also read and overwrite rows up to the next multiple of 16,
- * so these must be in memory.
- * prefetch: memory to prefetch: prefetch_fraction of panel_bytes, from 0 (nothing) to 1. */
+ * stride: floats from one row of `out` to the next. Tiles also read rows, and overwrite rows of `out`, up to the next
+ * multiple of 16, so these must be in memory.
+ * prefetch: what is needed next. A call prefetches as many bytes of it as it reads of `panel`, times prefetch_fraction
+ * (0 to 1). */
 void product(int kind, const Rows *rows, int64_t first, int count, const void *panel, int64_t begin, int64_t end,
              float *out, int64_t stride, const void *prefetch, float prefetch_fraction);
 
-/* The first k inputs of an FMA_BFLOAT16 panel, as an FMA_FLOAT32 panel. */
+/* The first k inputs of an FMA_BFLOAT16 panel -> an FMA_FLOAT32 panel. */
 void widen(const void *panel, int64_t k, float *wide);
 
 void begin_products(int kind); /* each thread calls these before and after its products */

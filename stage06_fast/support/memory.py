@@ -78,7 +78,7 @@ class Arena:
     def alloc(self, num_bytes: int) -> Tensor:
         """Memory, uint8 [num_bytes], that begins at a multiple of 64, a cache line."""
         if not self.chunks or self.used + num_bytes > len(self.chunks[-1]):
-            if self.chunks:  # what the last chunk holds copies of has been freed
+            if self.chunks:  # the tensors that were copied into the last chunk have been freed
                 give_back()
             self.chunks.append(empty((max(CHUNK, num_bytes),), torch.uint8))
             self.used = 0

@@ -26,11 +26,11 @@ Row = struct(
 
 
 class CSampler:
-    """Samples rows of logits as sampler.py's `sample` does, in its own memory."""
+    """Samples rows of logits as sampler.py's `sample` does. It keeps the memory that C works in."""
 
     def __init__(self):
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._used: weakref.WeakKeyDictionary[Any, array] = weakref.WeakKeyDictionary()  # the tokens of each request
+        self._used: weakref.WeakKeyDictionary[Any, array] = weakref.WeakKeyDictionary()  # each request's tokens
 
     def __call__(
         self, logits: Tensor, requests: Sequence[Any]
@@ -44,20 +44,20 @@ class CSampler:
         base = address(logits, torch.float32)
         for i, request in enumerate(requests):
             params, raw = request.params, base + 4 * i * vocab_size
-            row, at = None, raw
+            processed, at = None, raw
             if is_processed(request):
-                row = logits[i].clone()
+                processed = logits[i].clone()
                 try:
-                    apply_logits_processors(row[None], [request])
+                    apply_logits_processors(processed[None], [request])
                 except Exception as error:
                     errors[i] = error
-                at = address(row, torch.float32)
+                at = address(processed, torch.float32)
             used, num_output = (0, 0), 0
             if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
                 used, num_output = self._tokens(request).buffer_info(), len(request.output_token_ids)
             num_logprobs = -1 if params.logprobs is None else min(params.logprobs, vocab_size)
             tops = [array(kind, bytes(8 * (1 + num_logprobs))) for kind in "qqd"]
-            kept.append((row, tops))
+            kept.append((processed, tops))  # C has their addresses
             rows[i] = Row(
                 *(at, raw, *used, num_output, params.top_k),
                 *(params.temperature, params.top_p, params.min_p),

@@ -1,5 +1,7 @@
 /* A whole step in one call: all layers, from token ids to logits. If Python called the kernels one by one, eight in
- * each layer, they would wait for Python a hundred times a step. */
+ * each layer, they would wait for Python a hundred times a step.
+ *
+ * All memory is Python's (fast_model.py), except what a step allocates for its attention. */
 #include <stdlib.h>
 #include "kernels.h"
 
@@ -23,8 +25,8 @@ typedef struct {
     Rows normed, qkv, attended, inner; /* the results of the layer norms, c_attn, attention and GELU */
 } Workspace;
 
-/* A step in the last layer, after its keys and values are written: only the tokens whose logits are needed are left,
- * for most requests the last one. starts: memory for num_seqs + 1 numbers, which become query_start_loc. */
+/* A step in the last layer, after its keys and values are written. Only the tokens whose logits are needed are left, in
+ * most requests the last one. starts: memory for num_seqs + 1 numbers, which become query_start_loc. */
 static Step step_of_last(const Step *step, int64_t *starts) {
     int64_t count = 0;
     for (int64_t i = 0; i < step->num_seqs; i++) {
@@ -49,9 +51,10 @@ static void keep_last(const Team *team, const Workspace *w, int64_t n_embd, cons
     meet(team);
 }
 
-/* A step, the same step in the last layer, and the plans for the attention of both. */
+/* A step, what is left of it in the last layer, and the plans for the attention of both. */
 typedef struct { Step whole, last; Plan plans[2]; } Work;
 
+/* kind: of the attention's products; each linear layer has its own. */
 static void layers(const Team *team, const Model *m, const Workspace *w, const Cache *caches,
                    const Work *work, float *logits, int kind) {
     const int64_t width = m->n_embd;
@@ -81,7 +84,7 @@ static void layers(const Team *team, const Model *m, const Workspace *w, const C
     linear(team, &m->head, &w->normed, n, STORE, logits, NULL, NULL);
 }
 
-/* Returns 0, or -1 if there is no memory, before anything is written. */
+/* Returns 0, or -1 if there is no memory; then nothing has been written. */
 int forward(const Model *m, const Workspace *w, const Cache *caches, const Step *step, float *logits,
             int kind, int prompts, int threads) {
     int64_t *starts = malloc(sizeof(int64_t) * (size_t)(step->num_seqs + 1));

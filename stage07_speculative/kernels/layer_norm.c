@@ -1,5 +1,4 @@
-/* The small layers: embedding and layer norm. Each is one pass over its input. The layer norm writes its result in
- * the format of the next product. */
+/* The small layers: embedding and layer norm. The layer norm writes its result in the format of the next product. */
 #include <math.h>
 #include "kernels.h"
 

@@ -1,8 +1,8 @@
 /* Attention for many queries of a request: two matrix products with a softmax between them, by the loops of product.c.
  *
  * First, one head's keys and values are packed into panels, from wherever the request's blocks are. That pays because
- * every block of 32 queries uses each panel. All scores of a block are kept (32 x 1,024 of them fill at most half of a
- * level 2 cache), so the softmax is simple: maximum, exponentials, sum; the division comes last.
+ * each BLOCK of 32 queries uses every panel. All scores of these queries are kept (32 x 1,024 of them fill at most half
+ * of a level 2 cache), so the softmax is simple: maximum, exponentials, sum; the division comes last.
  *
  * One head's numbers are far apart: in blocks anywhere, and in rows of all heads. The CPU's prefetcher can't follow, so
  * the kernel prefetches: the next block of keys and of values while it packs one; the next queries, and the memory for
@@ -13,7 +13,7 @@
 
 #define VECS (PANEL / LANES)
 
-/* Where a key and its value begin, in numbers of the cache. */
+/* The indices of a key's and a value's first number in the cache. A key's numbers are block_size apart. */
 INLINE int64_t key_at(const Cache *c, const int64_t *table, int64_t head, int64_t key) {
     const int64_t block = table[key / c->block_size], row = key % c->block_size;
     return (block * c->n_head + head) * c->head_dim * c->block_size + row;
@@ -29,7 +29,7 @@ INLINE int64_t of_next_block(const Cache *c, int64_t key, int64_t num_keys) {
     return key + c->block_size < num_keys ? key + c->block_size : num_keys - 1;
 }
 
-/* LANES columns of inputs i and i + 1 of a panel. */
+/* Write LANES columns of inputs i and i + 1 to a panel. */
 INLINE void pack_two(char *panel, int format, int64_t i, int64_t column, vec first, vec second) {
     if (format == FLOAT32) {
         store((float *)panel + i * PANEL + column, first);
@@ -39,7 +39,7 @@ INLINE void pack_two(char *panel, int format, int64_t i, int64_t column, vec fir
     }
 }
 
-/* Keys -> panels [dim, 32 keys]: a key is a column. Padded with zeros. */
+/* Keys -> panels [head_dim, 32 keys]: a key is a column. Padded with zeros. */
 INLINE void pack_keys(char *panels, int kind, const Cache *c, const int64_t *table, int64_t head,
                       int64_t num_keys, const int format) {
     const int64_t size = size_of(format);
@@ -63,7 +63,7 @@ INLINE void pack_keys(char *panels, int kind, const Cache *c, const int64_t *tab
     }
 }
 
-/* Values -> panels [keys, 32 dims]: a value is a row. */
+/* Values -> panels [keys, 32 dimensions]: a value is a row. Padded with zeros. */
 INLINE void pack_values(char *panels, int kind, const Cache *c, const int64_t *table, int64_t head,
                         int64_t num_keys, const int format) {
     const int64_t size = size_of(format);
@@ -85,6 +85,7 @@ INLINE void pack_values(char *panels, int kind, const Cache *c, const int64_t *t
     }
 }
 
+/* The first `count` rows times a panel with k inputs. stride: floats from one row of `out` to the next. */
 static void multiply(int kind, const Rows *rows, int64_t count, const char *panel, int64_t k, float *out,
                      int64_t stride) {
     const int64_t block = product_block(kind, count);
@@ -130,6 +131,8 @@ void prefill_attention(const Rows *out, const Rows *query, const Cache *c, const
     const int64_t *table = step->block_tables + i * step->table_width;
     const int64_t dim = round_up(c->head_dim, PANEL), panels = 4 * round_up(num_keys, PANEL) * dim;
     const int64_t key_panel = panel_bytes(kind, c->head_dim), value_panel = panel_bytes(kind, num_keys);
+    /* memory: panels of keys, panels of values, then BLOCK rows each of scores and weights, `wide` bytes long, and of
+     * queries and results, `narrow` bytes long. */
     const int64_t wide = row_bytes(num_keys), narrow = row_bytes(dim), column = head * c->head_dim;
     char *key_panels = memory, *value_panels = memory + panels;
     float *scores = (float *)(memory + 2 * panels);
@@ -145,7 +148,7 @@ void prefill_attention(const Rows *out, const Rows *query, const Cache *c, const
     if (c->format == FLOAT16) { PACK(FLOAT16) }
     for (int64_t first = 0; first < num_queries; first += BLOCK) {
         const int64_t count = num_queries - first < BLOCK ? num_queries - first : BLOCK, row = begin + first;
-        const int64_t padded = round_up(position + first + count, PANEL);
+        const int64_t padded = round_up(position + first + count, PANEL); /* keys that the last of these queries sees */
         float sums[BLOCK];
         for (int64_t r = 0; r < count; r++)
             for (int64_t d = 0; d < dim; d += LANES)

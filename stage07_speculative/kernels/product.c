@@ -4,8 +4,12 @@
  *   BFLOAT16  [k / 2][32][2]     the weights of two neighboring inputs in pairs, as the instructions below need them
  *   SPLIT     [k / 32][2][16][32][2]  for each 32 inputs, the upper halves as pairs, then the lower ones
  *
- * With few rows, reading the panel takes the time. With many, the multiplications do, and each number that is loaded
- * has to serve several of them: a block of sums stays in registers while the inputs go by.
+ * The order of a sum depends on the kind alone: input after input (or pair by pair, tile by tile), from the first on.
+ * It does not depend on the number of rows, nor on how a panel is cut into parts and pieces. So a row's sums have the
+ * same bits alone and next to any others.
+ *
+ * With few rows, most of the time goes into reading the panel. With many, it goes into multiplications, and each number
+ * that is loaded has to serve several of them: a block of sums stays in registers while the loop runs over the inputs.
  *
  *   AVX-512   8 rows x 32 columns in 16 of 32 registers: 10 loads and 16 vector multiplications for each input.
  *             The sums of 12 rows would fit, but not their addresses: the loop would reload them, and be a tenth
@@ -69,8 +73,9 @@ int64_t product_block(int kind, int64_t count) {
     return kind >= TILES_BFLOAT16 ? BLOCK : (count + passes - 1) / passes;
 }
 
-/* For each part of a panel, COLUMNS vectors from column `from` on: start with zeros, or with the sums in `out` (`add`),
- * and store the sums there. Unrolled, or the compiler would keep the sums in memory. */
+/* What the loops by vectors have in common; the macros use those functions' parameters. A panel is read in parts of
+ * COLUMNS vectors, from column `from` on. A part's sums begin with zeros, or with those in `out` (`add`), and are
+ * stored there. Unrolled, or the compiler would keep the sums in memory. */
 #define UNROLL _Pragma("GCC unroll 8")
 #define EACH_PART for (int from = 0; from < PANEL; from += COLUMNS(rows) * LANES)
 #define BEGIN_SUMS \
@@ -81,12 +86,12 @@ int64_t product_block(int kind, int64_t count) {
 #define STORE_SUMS \
     UNROLL for (int r = 0; r < rows; r++) \
         for (int v = 0; v < COLUMNS(rows); v++) store(out + r * out_stride + from + v * LANES, sum[r][v]);
-/* Prefetch this part's share of two cache lines. */
+/* Prefetch this part's share of the two cache lines at `at`. */
 #define PREFETCH_TWO_LINES(at) \
     for (int line = 4 * from; line < 4 * (from + COLUMNS(rows) * LANES); line += 64) \
         __builtin_prefetch((at) + line, 0, 2);
+#define WHOLE (COLUMNS(rows) == VECS) /* a single part has all columns */
 /* For several inputs at once: each part prefetches its own run, so no line is prefetched twice. */
-#define WHOLE (COLUMNS(rows) == VECS)
 #define PREFETCH_RUN(bytes) \
     for (int64_t line = 0; line < (bytes); line += 64) __builtin_prefetch(prefetch + line, 0, 2); \
     prefetch += (bytes);
@@ -119,6 +124,8 @@ int64_t product_block(int kind, int64_t count) {
         } \
     }
 
+/* x: the first of the rows, which are `stride` numbers apart. panel: the weights of k inputs, a multiple of GROUP.
+ * out_stride: floats from one row of sums to the next. step: bytes to prefetch for every 128 bytes of the panel. */
 INLINE void fma_float32(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
                         int64_t out_stride, int add, const char *prefetch, int64_t step, const int rows) {
     EACH_PART {
@@ -186,7 +193,10 @@ INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *pane
 
 #ifdef __AMX_BF16__
 /* Sums are in tiles 0 to 3, rows in 4 and 5, weights in 6 and 7. Each sum has its tile of rows and one of weights.
- * Without `both`, there are 16 rows, and two sums. */
+ * Without `both`, there are 16 rows, and two sums.
+ *
+ * x: the first row, from its first input on; the rows are `stride` bytes apart. panel: from its first input on. Inputs
+ * `begin` to k are multiplied. lines: cache lines to prefetch in each turn of the loop. */
 #define EACH_SUM(DO) \
     DO(0, 4, 6) \
     DO(1, 4, 7) \
@@ -286,8 +296,8 @@ void product(int kind, const Rows *rows, int64_t first, int count, const void *p
     if (kind == DOT_BFLOAT16) EACH(dot_bfloat16, uint16_t, uint16_t, step)
 #endif
 #ifdef __AMX_BF16__
-    panel = (const char *)panel - panel_bytes(kind, begin); /* tiles count from the panel's first input */
-    const int64_t lines = (int64_t)((kind == TILES_SPLIT ? 64 : 32) * prefetch_fraction); /* for each 32 inputs */
+    panel = (const char *)panel - panel_bytes(kind, begin); /* for tiles: the panel's first input */
+    const int64_t lines = (int64_t)((kind == TILES_SPLIT ? 64 : 32) * prefetch_fraction); /* in each turn */
 #define BY_TILES(function, ...) \
     if (count > 16) function(x, __VA_ARGS__, panel, begin, k, out, stride, prefetch, lines, 1); \
     else function(x, __VA_ARGS__, panel, begin, k, out, stride, prefetch, lines, 0);

@@ -1,12 +1,17 @@
-/* The sampler: the steps of sampler.py's `choose` for all rows of a step, a row at a time in one of the threads, and the
- * log-probabilities of those rows. Nothing is sorted but the few tokens that decide: what is kept follows from the k-th
- * best score, and from the weight at which the likeliest tokens reach top_p.
+/* The sampler: the steps of sampler.py's `choose` for all rows of a step, and the rows' log-probabilities. Each row is
+ * one thread's. The vocabulary is not sorted: what is kept follows from the k-th best score, and from the weight at
+ * which the likeliest tokens reach top_p.
  *
  * The arithmetic is that of sampler.py: scores in float32, their exponentials (`weights`) and all sums in float64. */
 #include <math.h>
 #include "kernels.h"
 
-enum { HALF = LANES / 2, PIECE = 64, CHUNK = 512, DIGITS = 4096 };
+enum {
+    HALF = LANES / 2, /* float64s in a vector */
+    PIECE = 64,       /* tokens that are skipped together */
+    CHUNK = 512,      /* tokens whose weights are summed together, a whole number of pieces */
+    DIGITS = 4096     /* values of a digit: see DIGIT */
+};
 typedef double dvec __attribute__((vector_size(8 * HALF), aligned(8), may_alias));
 typedef int64_t lvec __attribute__((vector_size(8 * HALF), aligned(8), may_alias));
 typedef int32_t ivec_half __attribute__((vector_size(4 * HALF), aligned(4), may_alias));
@@ -18,9 +23,9 @@ typedef struct {
     double *sums;      /* of the weights with each digit, or of each chunk */
     float *scores;     /* [n], where penalties change the logits */
     float *best;       /* [n], the k best so far: a heap, the worst of them first */
-    int32_t *ids;      /* [n], the candidates'; or of whole pieces of candidates, the first one's */
-    int32_t *best_ids; /* [n] */
-    int32_t *members;  /* [n + 1] */
+    int32_t *ids;      /* [n], the candidates'; where these are whole pieces, only the first token's of each */
+    int32_t *best_ids; /* [n], the tokens of `best` */
+    int32_t *members;  /* [n + 1], places in `weights`: the candidates that a cut is searched in */
 } Memory;
 
 static int64_t num_sums(int64_t n) { return n / CHUNK < DIGITS ? DIGITS : n / CHUNK + 1; }
@@ -31,9 +36,11 @@ static Memory memory_of(char *bytes, int64_t n) {
     int32_t *ids = (int32_t *)(best + n);
     return (Memory){weights, sums, scores, best, ids, ids + n, ids + 2 * n};
 }
-int64_t sampler_bytes(int64_t vocab_size) { return round_up(28 * vocab_size + 4 + 8 * (PIECE + num_sums(vocab_size)), 64); }
+int64_t sampler_bytes(int64_t vocab_size) {
+    return round_up(28 * vocab_size + 4 + 8 * (PIECE + num_sums(vocab_size)), 64);
+}
 
-/* --- Exponentials --------------------------------------------------------------------------------------------------- */
+/* --- Exponentials ------------------------------------------------------------------------------------------------- */
 
 INLINE dvec splat_double(double x) { return x - (dvec){0}; }
 
@@ -51,8 +58,8 @@ INLINE dvec fused(dvec sum, dvec a, dvec b) { /* sum + a * b; spelled out as in 
 #if defined(__AVX512F__)
     return (dvec)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)sum);
 #elif defined(__FMA__) && LANES == 8
-    typedef double whole __attribute__((vector_size(32)));
-    return (dvec)__builtin_ia32_vfmaddpd256((whole)a, (whole)b, (whole)sum);
+    typedef double m256d __attribute__((vector_size(32)));
+    return (dvec)__builtin_ia32_vfmaddpd256((m256d)a, (m256d)b, (m256d)sum);
 #elif defined(__aarch64__)
     return (dvec)vfmaq_f64((float64x2_t)sum, (float64x2_t)a, (float64x2_t)b);
 #else
@@ -60,8 +67,8 @@ INLINE dvec fused(dvec sum, dvec a, dvec b) { /* sum + a * b; spelled out as in 
 #endif
 }
 
-#define LOWEST -700.0f /* e^LOWEST is next to nothing; less would need more than a float64's exponent */
-#define NOTHING 0x1p-100 /* no sum of a vocabulary's weights, of which one is 1, changes by so little */
+#define LOWEST -700.0f /* lower scores become LOWEST: e^-700 is near the smallest float64 */
+#define NOTHING 0x1p-100 /* too little to change a sum of weights, of which one is 1 */
 
 /* e^x for LOWEST <= x <= 0: 2^n e^r, where |r| <= ln(2) / 2. The coefficients are the minimax polynomial's, with a
  * relative error of 4e-18. */
@@ -71,7 +78,8 @@ INLINE dvec exponential_double(dvec x) {
         0x1.a01a01b1461c5p-13, 0x1.6c16c1880029fp-10, 0x1.111111110f21ep-7, 0x1.555555554f0bap-5,
         0x1.555555555555ap-3, 0x1.0000000000011p-1, 0x1.0000000000000p+0, 0x1.0000000000000p+0};
     const dvec magic = splat_double(0x1.8p52);
-    const dvec shifted = fused(magic, x, splat_double(0x1.71547652b82fep0)), n = shifted - magic; /* x / ln(2), rounded */
+    const dvec shifted = fused(magic, x, splat_double(0x1.71547652b82fep0)); /* n is in the lowest bits */
+    const dvec n = shifted - magic; /* x / ln(2), rounded */
     const dvec r = fused(fused(x, n, splat_double(-0x1.62e42fefa39efp-1)), n, splat_double(-0x1.abc9e3b39803fp-56));
     dvec sum = splat_double(coefficients[0]);
     for (int i = 1; i < 12; i++) sum = fused(splat_double(coefficients[i]), sum, r);
@@ -79,7 +87,7 @@ INLINE dvec exponential_double(dvec x) {
     return sum * scale;
 }
 
-/* Scores of a row: (logit - maximum) / temperature. */
+/* The scores of a row: (logit - maximum) / temperature, for `count` tokens. */
 typedef struct {
     const float *logits;
     float maximum, temperature;
@@ -100,27 +108,28 @@ INLINE halfvec some_scores(const Scores *s, int64_t i) {
     return (halfvec)(((ivec_half)x & ~low) | ((ivec_half)(LOWEST - (halfvec){0}) & low));
 }
 
-/* The sum of the weights of a block, which are also stored if there is room for them. */
-INLINE double sum_of_block(const Scores *s, int64_t from, double *room) {
+/* The sum of a chunk's weights. Stores them in `weights`, unless it is NULL. */
+INLINE double sum_of_chunk(const Scores *s, int64_t from, double *weights) {
     dvec sum = {0};
     for (int64_t i = from; i < from + CHUNK && i < s->count; i += HALF) {
         const dvec w = exponential_double(__builtin_convertvector(some_scores(s, i), dvec));
         sum += w;
-        if (room && i + HALF <= s->count) *(dvec *)(room + i - from) = w;
-        else if (room) memcpy(room + i - from, &w, sizeof(double) * (size_t)(s->count - i));
+        if (weights && i + HALF <= s->count) *(dvec *)(weights + i - from) = w;
+        else if (weights) memcpy(weights + i - from, &w, sizeof(double) * (size_t)(s->count - i));
     }
     double total = 0;
     for (int i = 0; i < HALF; i++) total += sum[i];
     return total;
 }
 
-INLINE double sum_of_weights(const Scores *s, double *room) {
+INLINE double sum_of_weights(const Scores *s, double *weights) {
     double total = 0;
-    for (int64_t from = 0; from < s->count; from += CHUNK) total += sum_of_block(s, from, room ? room + from : NULL);
+    for (int64_t from = 0; from < s->count; from += CHUNK)
+        total += sum_of_chunk(s, from, weights ? weights + from : NULL);
     return total;
 }
 
-/* --- Selection ------------------------------------------------------------------------------------------------------ */
+/* --- Selection ---------------------------------------------------------------------------------------------------- */
 
 /* The position of the largest number, the first if there are several; -1 if it is infinite, or if any is NaN. Finds the
  * maximum piece by piece, then searches only the piece that has it. */
@@ -158,7 +167,7 @@ INLINE float largest_from(const float *row, int64_t i, int64_t count) {
     return largest_of(largest);
 }
 
-/* Whether heap entry a is worse than b: smaller, or as large and later. */
+/* Whether heap entry a is worse than b: smaller, or equal and later in the vocabulary. */
 INLINE int worse(const Memory *m, int64_t a, int64_t b) {
     return m->best[a] < m->best[b] || (m->best[a] == m->best[b] && m->best_ids[a] > m->best_ids[b]);
 }
@@ -174,7 +183,7 @@ static void sift_down(Memory *m, int64_t at, int64_t count) {
     }
 }
 
-/* The k best of a row in a heap, the worst of them first; of equal ones the first. */
+/* Put the k best of a row into the heap, whose first entry is the worst of them. Of equal ones, the first are kept. */
 static void find_best(Memory *m, const float *row, int64_t count, int64_t k) {
     for (int64_t i = 0; i < k; i++) m->best[i] = row[i], m->best_ids[i] = (int32_t)i;
     for (int64_t i = k / 2 - 1; i >= 0; i--) sift_down(m, i, k);
@@ -185,7 +194,8 @@ static void find_best(Memory *m, const float *row, int64_t count, int64_t k) {
     }
 }
 
-/* The candidates: tokens with at least this score. Returns how many there are. */
+/* Find the candidates, here tokens with at least this score: their ids, and their weights. Returns how many there are.
+ * Their scores overwrite `best`. */
 static int64_t candidates_by_score(Memory *m, const Scores *s, float least) {
     int64_t count = 0;
     for (int64_t from = 0; from < s->count; from += PIECE) {
@@ -205,45 +215,47 @@ static int64_t candidates_by_score(Memory *m, const Scores *s, float least) {
     return count;
 }
 
-/* Sums of weights by a digit: 12 of their bits, 7 of the exponent and 5 of the mantissa, then the rest of the mantissa
- * from the left. Larger weights have larger digits, as far as the digits before are the same. */
+/* Weights are grouped by digits of 12 bits. The first digit has 7 bits of the exponent, in which alone numbers from
+ * 2^-100 to 1 differ, and 5 of the mantissa; the next ones have the rest of the mantissa, from left to right. Of two
+ * weights with the same digits so far, the larger one has the larger next digit. */
 #define DIGIT(word, shift) ((int)((shift) < 0 ? (word) & (DIGITS / 2 - 1) : (word) >> (shift) & (DIGITS - 1)))
 enum { FIRST_SHIFT = 47, DIGIT_BITS = 12, LAST_SHIFT = -1 };
 
-/* The first digits of weights of at least `least`, which is over 2^-100; 0 for less. No such weight has a digit of 0. */
+/* The first digits of HALF weights; 0 for those below `least`. It is over 2^-100, so the others' digits are not 0. */
 INLINE lvec first_digits(const double *weights, double least) {
     const dvec w = *(const dvec *)weights;
     return ((lvec)w >> FIRST_SHIFT & (DIGITS - 1)) & (w >= least);
 }
 
-/* The candidates: pieces in which any token weighs at least `least`, and the sums of such weights by their first digits.
- * Returns the sum of all weights. */
+/* Find the candidates, here whole pieces in which some token weighs at least `least`: ids of their first tokens, all
+ * their weights, and the sums of weights from `least` on by first digit. Returns the sum of all weights. */
 static double candidates_by_weight(Memory *m, const Scores *s, double least, int64_t *count) {
-    double total = 0, block[CHUNK];
+    double total = 0, chunk[CHUNK];
     memset(m->sums, 0, sizeof(double) * DIGITS);
     *count = 0;
     for (int64_t from = 0; from < s->count; from += CHUNK) {
-        if (s->count - from < CHUNK) memset(block, 0, sizeof block);
-        total += sum_of_block(s, from, block);
+        if (s->count - from < CHUNK) memset(chunk, 0, sizeof chunk);
+        total += sum_of_chunk(s, from, chunk);
         for (int piece = 0; piece < CHUNK && from + piece < s->count; piece += PIECE) {
             int is_candidate = 0;
             for (int i = piece; i < piece + PIECE; i += HALF) {
-                const lvec digits = first_digits(block + i, least);
+                const lvec digits = first_digits(chunk + i, least);
                 if (!any(digits)) continue;
                 is_candidate = 1;
-                for (int j = 0; j < HALF; j++) m->sums[digits[j]] += block[i + j];
+                for (int j = 0; j < HALF; j++) m->sums[digits[j]] += chunk[i + j];
             }
             if (!is_candidate) continue;
-            memcpy(m->weights + *count, block + piece, sizeof(double) * PIECE);
+            memcpy(m->weights + *count, chunk + piece, sizeof(double) * PIECE);
             m->ids[*count / PIECE] = (int32_t)(from + piece);
             *count += PIECE;
         }
     }
-    m->sums[0] = 0; /* what weighs less */
+    m->sums[0] = 0; /* of weights below `least` */
     return total;
 }
 
-/* The digit at which the sums from the highest digit on reach `needed`; `above` grows by those before it. */
+/* The digit at which a running sum, from the highest digit down, reaches `needed`. The sum begins with `above`, to
+ * which the sums of the larger digits are added. */
 static int digit_that_reaches(const double *sums, int highest, double *above, double needed) {
     int chosen = highest;
     for (int d = highest; d >= 0; d--) {
@@ -252,16 +264,16 @@ static int digit_that_reaches(const double *sums, int highest, double *above, do
         if (*above + sums[d] >= needed) return chosen;
         *above += sums[d];
     }
-    *above -= sums[chosen]; /* all together weigh less, by rounding: the last digit decides */
+    *above -= sums[chosen]; /* rounding left the whole sum below `needed`: take the last digit */
     return chosen;
 }
 
-/* The fewest likeliest tokens that weigh at least `needed` together: those over a weight, and of those at it the ones up
- * to a place. */
+/* What top_p keeps, the fewest tokens that weigh at least `needed` together: all above a weight, and those of just this
+ * weight up to a place in `weights`. */
 typedef struct { double weight; int64_t last; } Cut;
 
-/* A radix selection: of the members, which share the leading bits of the answer, find the next bits. `above` is the sum
- * of all larger weights. */
+/* Find the cut, by radix selection. Members are the candidates that share the cut's leading digits; each turn finds its
+ * next digit. above: the sum of all larger weights. */
 static Cut find_cut(Memory *m, int64_t num_members, int shift, double above, double needed) {
     for (; shift > LAST_SHIFT - DIGIT_BITS && num_members > 1; shift -= DIGIT_BITS) {
         int highest = 0;
@@ -292,7 +304,8 @@ static Cut find_cut(Memory *m, int64_t num_members, int shift, double above, dou
     return (Cut){weight, last};
 }
 
-/* The cut among `count` candidates. */
+/* The cut among the candidates of candidates_by_score. Weights of next to nothing become 0, as digits can't hold
+ * them. */
 static Cut cut_of_candidates(Memory *m, int64_t count, double needed) {
     for (int64_t i = 0; i < count; i++) {
         m->members[i] = (int32_t)i;
@@ -301,7 +314,7 @@ static Cut cut_of_candidates(Memory *m, int64_t count, double needed) {
     return find_cut(m, count, FIRST_SHIFT, 0, needed);
 }
 
-/* The same where the sums by first digits are there already. */
+/* The same for candidates_by_weight, which has the sums by first digit already. */
 static Cut cut_of_pieces(Memory *m, int64_t count, double least, double needed) {
     double above = 0;
     const int chosen = digit_that_reaches(m->sums, DIGITS - 1, &above, needed);
@@ -314,9 +327,9 @@ static Cut cut_of_pieces(Memory *m, int64_t count, double least, double needed) 
     return find_cut(m, num_members, FIRST_SHIFT - DIGIT_BITS, above, needed);
 }
 
-/* --- A row ---------------------------------------------------------------------------------------------------------- */
+/* --- A row -------------------------------------------------------------------------------------------------------- */
 
-/* The words of Philox4x32-10 that sampler.py draws with; see support/philox.py. */
+/* The number that sampler.py draws with, from Philox4x32-10; see support/philox.py. */
 static double uniform(uint64_t seed, uint64_t position, uint64_t stream) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c0 = (uint32_t)position;
     uint32_t c1 = (uint32_t)(position >> 32), c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
@@ -340,14 +353,14 @@ static const float *penalize(const Memory *m, const SampledRow *row, int64_t voc
             scores[id] = row->logits[id] > 0 ? row->logits[id] / repetition : row->logits[id] * repetition;
         }
     if (row->frequency_penalty == 0 && row->presence_penalty == 0) return scores;
-    int32_t *counts = m->members; /* of the output's tokens, which alone are set */
+    int32_t *counts = m->members; /* by token; only those of the output's tokens are set */
     const int64_t *output = row->used + row->num_used - row->num_output;
     for (int64_t i = 0; i < row->num_output; i++) counts[output[i]] = 0;
     for (int64_t i = 0; i < row->num_output; i++) counts[output[i]]++;
     for (int64_t i = 0; i < row->num_output; i++) {
         const int64_t id = output[i];
         if (!counts[id]) continue;
-        const volatile float frequency = (float)row->frequency_penalty * (float)counts[id]; /* rounded by itself */
+        const volatile float frequency = (float)row->frequency_penalty * (float)counts[id]; /* rounded, not fused */
         scores[id] -= frequency + (float)row->presence_penalty;
         counts[id] = 0;
     }
@@ -358,14 +371,14 @@ static const float *penalize(const Memory *m, const SampledRow *row, int64_t voc
 static int64_t draw_from_all(const Memory *m, const Scores *s, double u) {
     double total = 0, passed = 0, weights[CHUNK];
     for (int64_t from = 0; from < s->count; from += CHUNK) {
-        m->sums[from / CHUNK] = sum_of_block(s, from, NULL);
+        m->sums[from / CHUNK] = sum_of_chunk(s, from, NULL);
         total += m->sums[from / CHUNK];
     }
     const double limit = u * total;
     int64_t from = 0;
     for (; from + CHUNK < s->count && passed + m->sums[from / CHUNK] <= limit; from += CHUNK)
         passed += m->sums[from / CHUNK];
-    sum_of_block(s, from, weights);
+    sum_of_chunk(s, from, weights);
     int64_t last = from;
     for (int64_t i = from; i < from + CHUNK && i < s->count; i++) {
         if (weights[i - from] < NOTHING) continue;
@@ -375,8 +388,8 @@ static int64_t draw_from_all(const Memory *m, const Scores *s, double u) {
     return last;
 }
 
-/* The weights from i on: 0 for a dropped one, and past the end. A weight is kept if it is at least `least`; one equal to
- * the cut's weight, only up to the cut's place. */
+/* HALF weights from i on, with 0 for dropped ones and past the end. A weight is kept if it is at least `least`; one
+ * equal to the cut's weight, only up to the cut's place. */
 INLINE dvec kept_weights(const Memory *m, int64_t i, int64_t count, Cut cut, double least) {
     dvec w = {0};
     if (i + HALF <= count) w = *(const dvec *)(m->weights + i);
@@ -387,7 +400,7 @@ INLINE dvec kept_weights(const Memory *m, int64_t i, int64_t count, Cut cut, dou
     return (dvec)((lvec)w & kept);
 }
 
-/* A draw among the weights that the cut and min_p keep. Returns a place. */
+/* A draw among the weights that the cut and min_p keep. Returns a place in `weights`. */
 static int64_t draw_from_kept(const Memory *m, int64_t count, Cut cut, double min_p, double u) {
     const double least = cut.weight > min_p ? cut.weight : min_p;
     double total = 0, passed = 0;
@@ -439,13 +452,13 @@ static int64_t choose(Memory *m, const SampledRow *row, int64_t vocab_size) {
         cut.last = count;
         if (row->top_p < 1) cut = cut_of_candidates(m, count, row->top_p * total);
     } else {
-        count = candidates_by_score(m, &s, (float)log(row->min_p) - 1e-3f); /* a few more */
+        count = candidates_by_score(m, &s, (float)log(row->min_p) - 1e-3f); /* a few too many */
         cut.last = count;
     }
     return m->ids[draw_from_kept(m, count, cut, row->min_p, u)];
 }
 
-/* Log-probabilities of the chosen token, first, and of the likeliest ones, by the raw logits, with their ranks. */
+/* Log-probabilities and ranks by the raw logits, of the chosen token first, then of the likeliest ones. */
 static void find_logprobs(Memory *m, const SampledRow *row, int64_t vocab_size) {
     const int64_t k = row->num_logprobs < vocab_size ? row->num_logprobs : vocab_size;
     const float chosen = row->raw[row->token_id];

@@ -15,7 +15,10 @@ static int64_t now(void) {
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-/* Wait until a counter has reached a value: spin first, then sleep. */
+/* Wait until a counter has reached a value: spin first, then sleep.
+ *
+ * No wake-up is lost: a waiter counts itself among the sleepers before it looks at the counter, and the other thread
+ * changes the counter before it looks at `sleepers`. SEQ_CST puts all of this into one order, so one sees the other. */
 static void await(Shared *s, const Counter *counter, int64_t value) {
     const int64_t start = now();
     do

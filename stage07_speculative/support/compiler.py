@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 
 SOURCES = sorted((Path(__file__).parent.parent / "kernels").glob("*.[ch]"))
-# Another CPU's kernels, such as x86-64-v3, which is AVX2. On ARM there is nothing to choose.
+# STAGEWISE_MARCH compiles for another CPU, such as x86-64-v3, which is AVX2. On ARM there is nothing to choose.
 MARCH = os.environ.get("STAGEWISE_MARCH") or ("native" if platform.machine() in ("x86_64", "AMD64") else "")
-OPTIMIZE = ("-O3", "-fno-tree-vectorize")
+OPTIMIZE = ("-O3", "-fno-tree-vectorize")  # the sources spell their vectors out
 FLAGS = (*OPTIMIZE, *([f"-march={MARCH}"] if MARCH else []), "-fno-math-errno", "-fPIC")
 
 

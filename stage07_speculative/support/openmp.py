@@ -1,7 +1,7 @@
 """Loads torch with an OpenMP runtime whose threads wait briefly.
 
-GNU's runtime lets an idle thread spin for some milliseconds, in case there is more work soon. Between two steps that is
-a millisecond. Spinning longer takes a core from other programs, and then the system makes the engine's own next step
+GNU's runtime lets an idle thread spin for some milliseconds, in case more work comes soon. The next step comes within a
+millisecond. Spinning longer takes a core from other programs, and then the system makes the engine's own next step
 wait. (Within a step the kernels' threads wait in their own way: kernels/team.h.)
 
 The runtime reads its settings when torch loads it, so this is imported before torch.
@@ -15,7 +15,7 @@ SPIN_COUNT = "60000"  # turns of a loop: one to three milliseconds, by CPU
 
 
 def load_torch() -> bool:
-    """Load torch. Returns whether its threads wait briefly: not if torch was there before, nor against the user."""
+    """Load torch. Returns whether its threads wait briefly: it may be loaded already, and the user's settings win."""
     if "torch" in sys.modules or platform.system() != "Linux":
         return False
     if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():

@@ -1,4 +1,4 @@
-/* Each kernel alone, for calls from Python: packing, sampling, attention where torch does the rest, tests, benchmarks. */
+/* Each kernel alone, for calls from Python: packing, sampling, attention if torch does the rest, tests, benchmarks. */
 #include "kernels.h"
 
 void pack_alone(char *panels, const char *weight, int64_t format, int64_t out_stride, int64_t in_stride,

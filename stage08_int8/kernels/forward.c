@@ -1,5 +1,7 @@
 /* A whole step in one call: all layers, from token ids to logits. If Python called the kernels one by one, eight in
- * each layer, they would wait for Python a hundred times a step. */
+ * each layer, they would wait for Python a hundred times a step.
+ *
+ * All memory is Python's (fast_model.py), except what a step allocates for its attention. */
 #include <stdlib.h>
 #include "kernels.h"
 
@@ -21,11 +23,11 @@ typedef struct {
 typedef struct {
     float *x;
     Rows normed, qkv, attended, inner; /* the results of the layer norms, c_attn, attention and GELU */
-    Rows integers; /* one of them, quantized for an int8 product */
+    Rows integers; /* one of these, quantized for an int8 product */
 } Workspace;
 
-/* A step in the last layer, after its keys and values are written: only the tokens whose logits are needed are left,
- * for most requests the last one. starts: memory for num_seqs + 1 numbers, which become query_start_loc. */
+/* A step in the last layer, after its keys and values are written. Only the tokens whose logits are needed are left, in
+ * most requests the last one. starts: memory for num_seqs + 1 numbers, which become query_start_loc. */
 static Step step_of_last(const Step *step, int64_t *starts) {
     int64_t count = 0;
     for (int64_t i = 0; i < step->num_seqs; i++) {
@@ -50,7 +52,7 @@ static void keep_last(const Team *team, const Workspace *w, int64_t n_embd, cons
     meet(team);
 }
 
-/* A step, the same step in the last layer, and the plans for the attention of both. */
+/* A step, what is left of it in the last layer, and the plans for the attention of both. */
 typedef struct { Step whole, last; Plan plans[2]; } Work;
 
 /* A linear layer; with int8, its rows are quantized first. */
@@ -60,6 +62,7 @@ static void multiply(const Team *team, const Workspace *w, const Linear *layer, 
     linear(team, layer, layer->scales ? &w->integers : rows, n, epilogue, out, to, next);
 }
 
+/* kind: of the attention's products; each linear layer has its own. */
 static void layers(const Team *team, const Model *m, const Workspace *w, const Cache *caches,
                    const Work *work, float *logits, int kind) {
     const int64_t width = m->n_embd;
@@ -90,7 +93,7 @@ static void layers(const Team *team, const Model *m, const Workspace *w, const C
     multiply(team, w, &m->head, &w->normed, n, STORE, logits, NULL, NULL);
 }
 
-/* Returns 0, or -1 if there is no memory, before anything is written. */
+/* Returns 0, or -1 if there is no memory; then nothing has been written. */
 int forward(const Model *m, const Workspace *w, const Cache *caches, const Step *step, float *logits,
             int kind, int prompts, int threads) {
     int64_t *starts = malloc(sizeof(int64_t) * (size_t)(step->num_seqs + 1));

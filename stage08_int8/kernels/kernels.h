@@ -20,21 +20,22 @@ enum { STORE, ADD, TO_ROWS, GELU };
 /* weight [out, in] -> the panels of a kind. out_stride, in_stride: numbers from one output, or input, to the next. */
 void pack(const Team *team, char *panels, const char *weight, int64_t format, int64_t out_stride,
           int64_t in_stride, int64_t out, int64_t in, int kind);
-/* next: the linear layer after this one, or NULL. */
+/* x: [num_rows, in], in rows_format(w->kind). out: [num_rows, out]. next: the linear layer after this one, or NULL. */
 void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
             const Rows *to, const Linear *next);
 
 /* Rows of numbers -> rows of integers for int8 products, each with a scale. */
 void quantize(const Team *team, const Rows *to, const Rows *from, int64_t num_rows, int64_t width);
-/* The last bytes of such a row. */
+/* The end of such a row, in the last bytes of its stride. */
 typedef struct {
     float scale; /* the number that an integer of 1 stands for */
-    int32_t sum; /* of the row's integers */
+    int32_t sum; /* of the row's integers: see `scaled` in linear.c */
 } Scale;
 INLINE Scale *scale_of(const Rows *rows, int64_t row) {
     return (Scale *)(rows->data + (row + 1) * rows->stride) - 1;
 }
 
+/* x[t] = wte[token_ids[t]] + wpe[positions[t]]. format: of wte and wpe. */
 void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t format,
            const int64_t *token_ids, const int64_t *positions, int64_t num_tokens, int64_t n_embd);
 /* The same with wte in int8, packed for the last layer: there a token is a column. */
@@ -52,7 +53,7 @@ typedef struct {
     double temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
     uint64_t seed, position, index; /* of the draw; see support/philox.py */
     int64_t num_logprobs;           /* of the likeliest tokens; -1: no log-probabilities at all */
-    int64_t token_id;               /* -1: no logit is finite, or one is NaN */
+    int64_t token_id;               /* -1: the largest logit is not finite, or one is NaN */
     int64_t *top_ids, *ranks;       /* [1 + num_logprobs], of the chosen token and of the likeliest ones */
     double *logprobs;
 } SampledRow;
@@ -68,7 +69,7 @@ typedef struct {
     int64_t n_head, head_dim, block_size, format;
 } Cache;
 
-/* The tokens of a step, and where their keys and values are; see attention.py. */
+/* The tokens of a step, and where their keys and values are; see batch.py and attention.py. */
 typedef struct {
     const int64_t *token_ids, *positions, *slot_mapping, *block_tables, *query_start_loc, *seq_lens, *logits_indices;
     int64_t num_tokens, num_seqs, table_width, num_logits;
@@ -77,7 +78,7 @@ typedef struct {
 /* qkv: [num_tokens, 3 * n_embd], queries, keys and values, in the cache's format. */
 void write_kv(const Team *team, const Cache *cache, const Rows *qkv, const Step *step);
 
-/* How a step's attention is cut into items, which is the same in all layers, and memory for each thread. */
+/* How a step's attention is divided into items, the same in all layers, and memory for each thread. */
 typedef struct Item Item;
 typedef struct {
     Item *items;
@@ -85,14 +86,15 @@ typedef struct {
     char *memory; /* `bytes` for each thread */
 } Plan;
 
-/* prompts: let many queries of a request go through products. -1 if there is no memory; free_plan in any case. */
+/* kind: of the attention's products. prompts: use products for a request with many queries. Returns 0, or -1 if there
+ * is no memory; call free_plan in either case. */
 int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, int prompts, int threads);
 void free_plan(Plan *plan);
-/* query: [num_tokens, n_embd], or wider. */
+/* query: [num_tokens, n_embd], or wider rows that begin with the queries. */
 void paged_attention(const Team *team, const Rows *out, const Rows *query, const Cache *cache,
                      const Step *step, const Plan *plan, int kind);
 
-/* One head of a request's queries, in prefill_attention_bytes of memory. */
+/* All queries of request i, for one head. memory: prefill_attention_bytes. */
 void prefill_attention(const Rows *out, const Rows *query, const Cache *cache, const Step *step, int64_t i,
                        int64_t head, int kind, char *memory);
 int64_t prefill_attention_bytes(int64_t num_keys, int64_t head_dim);

@@ -1,10 +1,10 @@
 /* Rounding to int8. Weights were rounded when the model was loaded (quantize.py), with a scale for each column.
  * Activations are rounded here, with a scale for each row:
  *
- *   y[r][c] = sum over i of x[r][i] * w[i][c]  is nearly  x_scale[r] * w_scale[c] * sum over i of x_int[r][i] * w_int[i][c]
+ *   sum over i of x[r][i] * w[i][c]  is nearly  x_scale[r] * w_scale[c] * sum over i of x_int[r][i] * w_int[i][c]
  *
- * The sum on the right is one of integers, so it is exact: every order and every instruction gives the same. A row's
- * integers depend on that row alone. So the logits have the same bits, whatever else is in the step.
+ * The sum on the right is of integers, so it is exact, in any order and with any instruction. A row's integers and
+ * scale depend on that row alone. So the logits have the same bits, whatever else is in the step.
  */
 #include <math.h>
 #include "kernels.h"
@@ -32,7 +32,7 @@ void quantize(const Team *team, const Rows *to, const Rows *from, int64_t num_ro
         }
         int32_t sum = 0;
         for (int i = 0; i < LANES; i++) sum += sums[i];
-        *scale_of(to, r) = (Scale){nan ? NAN : largest / 127, sum};
+        *scale_of(to, r) = (Scale){nan ? NAN : largest / 127, sum}; /* a NaN makes all of its row NaN */
     }
     meet(team);
 }

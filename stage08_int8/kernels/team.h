@@ -1,9 +1,9 @@
 /* The threads that compute a step together.
  *
- * OpenMP starts them once for each step; sharing the work and waiting for each other is done here. They all meet after
- * each kernel, a hundred times a step. OpenMP's threads spin while they wait, which is fastest as long as each has a
- * core to itself. But if another program takes one of the cores, the last thread may not be running, and each time the
- * others spin in vain for some milliseconds. So here
+ * OpenMP starts them once for each step; they share the work and wait for each other by the functions below. They all
+ * meet after each kernel, a hundred times a step. OpenMP's threads spin while they wait, which is fastest as long as
+ * each has a core to itself. But if another program takes one of the cores, the last thread may not be running, and
+ * each time the others spin in vain for some milliseconds. So here
  *
  * - there are no fixed shares: a thread takes its own run of the work piece by piece, then what is left of the others';
  * - a waiting thread spins for SPIN nanoseconds, as long as a wait takes when all threads run. Then it sleeps, and the
@@ -29,8 +29,8 @@ typedef struct { _Alignas(64) int64_t value; } Counter;
 
 /* What the threads of a step share. */
 typedef struct {
-    Counter taken[MAX_THREADS]; /* pieces of each thread's run */
-    Counter arrived, meetings, sleepers;
+    Counter taken[MAX_THREADS]; /* pieces of each thread's run; for DYNAMIC_FOR, the first counts them all */
+    Counter arrived, meetings, sleepers; /* arrivals at all meetings so far; meetings that are over; threads asleep */
     pthread_mutex_t lock;
     pthread_cond_t wake;
 } Shared;
@@ -41,7 +41,7 @@ typedef struct {
     int rank, size;
 } Team;
 
-/* Run a statement in `threads` threads, each with its `team`. */
+/* Run a statement in `threads` threads, each with its own `team`. */
 #define PARALLEL(threads, ...) \
     do { \
         Shared shared = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER}; \
@@ -53,12 +53,13 @@ typedef struct {
         } \
     } while (0)
 
-/* For each i < n, in one of the threads. A thread takes its own run first, then what is left of the others'. */
+/* For each i < n, in one of the threads. A thread takes its own run first, then what is left of the others'. There is
+ * one loop between two meetings, because the counters begin at 0 after a meeting. */
 #define PARALLEL_FOR(i, n, team) \
     for (int run_##i = 0; run_##i < (team)->size; run_##i++) \
         for (int64_t i = take(team, run_##i, n); i >= 0; i = take(team, run_##i, n))
 
-/* For each i < n, in one of the threads, in order: for unequal pieces, the large ones first. */
+/* The same with all threads taking pieces in order: for pieces of unequal sizes, the large ones first. */
 #define DYNAMIC_FOR(i, n, team) \
     for (int64_t i = count_up(team); i < (n); i = count_up(team))
 
@@ -86,5 +87,5 @@ static inline int64_t take(const Team *team, int further, int64_t n) {
 }
 
 void meet(const Team *team);  /* Wait for all threads; then pieces are counted from 0 again. */
-void leave(const Team *team); /* The last meeting: only thread 0 waits. */
+void leave(const Team *team); /* The last meeting. Only thread 0 waits: else it would spin in OpenMP for the others. */
 #endif

@@ -29,7 +29,8 @@ typedef int16_t pairs_vec __attribute__((vector_size(4 * LANES), aligned(2), may
  * -127 to 127, in rows that have a scale; see quantize.c. */
 enum { FLOAT32, BFLOAT16, FLOAT16, SPLIT, INT8, INT16 };
 
-INLINE int64_t size_of(int format) { return format == FLOAT32 ? 4 : format == INT8 ? 1 : 2; } /* bytes; of a SPLIT's half */
+/* Bytes of a number; of a SPLIT's half. */
+INLINE int64_t size_of(int format) { return format == FLOAT32 ? 4 : format == INT8 ? 1 : 2; }
 INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 INLINE vec splat(float x) {
@@ -54,8 +55,8 @@ INLINE vec multiply_add(vec sum, vec a, vec b) {
 #ifdef __AVX512F__
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
 #elif defined(__FMA__) && LANES == 8
-    typedef float whole __attribute__((vector_size(32)));
-    return (vec)__builtin_ia32_vfmaddps256((whole)a, (whole)b, (whole)sum);
+    typedef float m256 __attribute__((vector_size(32)));
+    return (vec)__builtin_ia32_vfmaddps256((m256)a, (m256)b, (m256)sum);
 #elif defined(__aarch64__)
     return (vec)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
 #else
@@ -66,8 +67,8 @@ INLINE vec larger(vec a, vec b) {
 #ifdef __AVX512F__
     return (vec)_mm512_max_ps((__m512)a, (__m512)b);
 #elif defined(__AVX__)
-    typedef float whole __attribute__((vector_size(32)));
-    return (vec)__builtin_ia32_maxps256((whole)a, (whole)b);
+    typedef float m256 __attribute__((vector_size(32)));
+    return (vec)__builtin_ia32_maxps256((m256)a, (m256)b);
 #else
     return (vec)(((ivec)a & (a > b)) | ((ivec)b & (a <= b)));
 #endif
@@ -93,8 +94,9 @@ INLINE float sum_of(vec x) {
 INLINE vec fetch(const void *from, int format) {
     if (format == FLOAT32) return *(const vec *)from;
     const ivec bits = __builtin_convertvector(*(const hvec *)from, ivec);
-    if (format == BFLOAT16) return (vec)(bits << 16);              /* the upper half of a float32 */
-    const vec magnitude = (vec)((bits & 0x7fff) << 13) * 0x1p112f; /* the other bias; infinity becomes 65536 */
+    if (format == BFLOAT16) return (vec)(bits << 16); /* the upper half of a float32 */
+    /* The exponents of float16 and float32 have biases of 15 and 127. Infinity becomes 65536. */
+    const vec magnitude = (vec)((bits & 0x7fff) << 13) * 0x1p112f;
     return (vec)((ivec)magnitude | (bits & 0x8000) << 16);
 }
 
@@ -131,16 +133,16 @@ INLINE void interleave(vec *two) {
 #endif
 }
 
-/* sum += a0 * w0 + a1 * w1, where `pairs` holds the a's and w the w's. Tests may define their own. */
+/* In each lane, sum += a0 * w0 + a1 * w1: `pairs` holds the a's, w the w's. Tests may define their own. */
 #if defined(HAS_DOT)
 #elif defined(__AVX512BF16__)
 #define HAS_DOT
 #define DOT(sum, pairs, w) (sum) = (vec)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(pairs), (__m512bh)(w))
 #endif
 
-/* sum += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3, for the four integers in each 32 bits. Where one factor has to be
- * unsigned, it is the weight, with ABOVE added. (AVX2's older vpmaddubsw saturates sums of pairs at 16 bits, which is
- * wrong for weights of 127.) */
+/* In each lane, sum += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3, where `fours` holds the a's. Where the instruction takes
+ * one factor unsigned, that is the weight, with ABOVE added. (AVX2's older vpmaddubsw saturates sums of pairs at 16
+ * bits, which is wrong for weights of 127.) */
 #if defined(HAS_DOT_INT8)
 #elif defined(__AVX512VNNI__)
 #define HAS_DOT_INT8
@@ -155,7 +157,7 @@ INLINE void interleave(vec *two) {
 #define ABOVE 0
 #endif
 
-/* sum += a0 * w0 + a1 * w1, for two integers of 16 bits, which every CPU has in some form. */
+/* In each lane, sum += a0 * w0 + a1 * w1, for pairs of int16. Every CPU has this in some form. */
 INLINE vec add_pairs(vec sum, ivec pairs, ivec w) {
 #if defined(__AVX512BW__)
     return (vec)((ivec)sum + (ivec)_mm512_madd_epi16((__m512i)pairs, (__m512i)w));
@@ -164,8 +166,8 @@ INLINE vec add_pairs(vec sum, ivec pairs, ivec w) {
     __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(both) : "x"(pairs), "x"(w));
     return sum;
 #elif defined(__SSE2__) && LANES == 4
-    typedef int16_t whole __attribute__((vector_size(16)));
-    return (vec)((ivec)sum + (ivec)__builtin_ia32_pmaddwd128((whole)pairs, (whole)w));
+    typedef int16_t m128 __attribute__((vector_size(16)));
+    return (vec)((ivec)sum + (ivec)__builtin_ia32_pmaddwd128((m128)pairs, (m128)w));
 #else
     return (vec)((ivec)sum + (pairs << 16 >> 16) * (w << 16 >> 16) + (pairs >> 16) * (w >> 16));
 #endif
@@ -185,7 +187,7 @@ INLINE ivec widen_pairs(const void *from) {
 #endif
 }
 
-/* LANES pairs: a bfloat16 from each of two places in memory. */
+/* (a0 b0 a1 b1 ...), from LANES bfloat16s at a and as many at b. */
 INLINE ivec zip(const void *a, const void *b) {
 #ifdef __AVX512BW__ /* three instructions; GCC 12 makes twelve of what is below */
     static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
@@ -198,7 +200,7 @@ INLINE ivec zip(const void *a, const void *b) {
 #endif
 }
 
-/* A pair of bfloat16s, or four int8, in every lane. */
+/* The same four bytes in every lane: a pair of 16-bit numbers, or four int8. */
 INLINE ivec splat_pair(const void *from) {
     int32_t pair;
     memcpy(&pair, from, 4);
@@ -218,8 +220,9 @@ INLINE hvec to_bfloat16(vec x) {
 /* To the nearest float16, ties to even; from 65520 on, to infinity. */
 INLINE hvec to_float16(vec x) {
     const ivec bits = (ivec)x, magnitude = bits & 0x7fffffff;
-    const ivec usual = (magnitude - (112 << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13; /* another bias */
-    const ivec small = (ivec)((vec)magnitude + 0.5f) - 0x3f000000; /* 0.5 has 24 bits after the point */
+    const ivec usual = (magnitude - (112 << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13; /* 112 = 127 - 15: the biases */
+    /* Subnormal float16s are multiples of 2^-24, which is the last bit of 0.5 as a float32. */
+    const ivec small = (ivec)((vec)magnitude + 0.5f) - 0x3f000000;
     const ivec tiny = magnitude < 0x38800000, large = magnitude > 0x47800000, nan = magnitude > 0x7f800000;
     const ivec half = (small & tiny) | (usual & ~tiny & ~large) | (large & 0x7c00) | (nan & 0x200);
     return __builtin_convertvector(half | (bits >> 16 & 0x8000), hvec);
@@ -231,8 +234,8 @@ INLINE vec reciprocal(vec x) {
     const vec r = (vec)_mm512_rcp14_ps((__m512)x);
     return r * (2 - x * r);
 #elif defined(__AVX__)
-    typedef float whole __attribute__((vector_size(32)));
-    const vec r = (vec)__builtin_ia32_rcpps256((whole)x);
+    typedef float m256 __attribute__((vector_size(32)));
+    const vec r = (vec)__builtin_ia32_rcpps256((m256)x);
     return r * (2 - x * r);
 #else
     return 1 / x;
@@ -250,14 +253,15 @@ INLINE vec exponential(vec x) {
 }
 
 /* A matrix of activations, row by row. Rows that products read have room for whole vectors and a multiple of 32
- * numbers, with zeros after the last one (rows() in fast_model.py); other rows are read and written by read_row and
- * write_some. The lower halves of a SPLIT are `plane` bytes further on. */
+ * numbers, with zeros after the last one (rows() in fast_model.py). Others may end anywhere; read_row and write_some
+ * stay within them. The lower halves of a SPLIT are `plane` bytes further on. */
 typedef struct {
     char *data;
     int64_t stride, plane; /* bytes */
     int64_t format;
 } Rows;
 
+/* A whole vector, in the format of the rows. */
 INLINE void write_row(const Rows *to, int64_t row, int64_t column, vec x) {
     char *at = to->data + row * to->stride + column * size_of((int)to->format);
     if (to->format == FLOAT32) {
@@ -273,8 +277,8 @@ INLINE void write_row(const Rows *to, int64_t row, int64_t column, vec x) {
     if (to->format == SPLIT) *(hvec *)(at + to->plane) = to_bfloat16(x - fetch(&high, BFLOAT16));
 }
 
-/* Prefetch `count` numbers of a row, to read them (not of a SPLIT) or to overwrite them, which needs the cache line,
- * too. Clang has to see a constant in each call. */
+/* Prefetch `count` numbers of a row, to read them (not of a SPLIT) or to write them, which needs their cache lines,
+ * too. Clang wants a constant in each prefetch. */
 INLINE void prefetch_row(const Rows *rows, int64_t row, int64_t column, int64_t count, const int writing) {
     const int64_t size = size_of((int)rows->format);
     const char *at = rows->data + row * rows->stride + column * size;
@@ -303,7 +307,7 @@ INLINE vec read_row(const Rows *from, int64_t row, int64_t column, int64_t count
     return fetch(buffer, (int)from->format);
 }
 
-/* The first `count` of a vector. */
+/* As write_row, but only the first `count` numbers of the vector. */
 INLINE void write_some(const Rows *to, int64_t row, int64_t column, vec x, int64_t count) {
     if (count >= LANES) {
         write_row(to, row, column, x);

@@ -17,7 +17,7 @@ INTERVAL = 0.1  # seconds between two measurements
 
 
 class ThreadLimit:
-    """`with limit:` lets torch use, in that block, as many threads as there were free cores lately.
+    """`with limit:` lets torch use as many threads in that block as there were free cores lately.
 
     It never exceeds the number of threads that it finds (`torch.set_num_threads`, OMP_NUM_THREADS), and restores it
     afterwards.
@@ -29,7 +29,7 @@ class ThreadLimit:
         self._looked = self._look()
 
     def __enter__(self) -> None:
-        if (found := torch.get_num_threads()) != self._limit:  # else an exit was interrupted, and it is our own
+        if (found := torch.get_num_threads()) != self._limit:  # equal after an interrupted exit: our own
             self._most = found
         if time.monotonic() - self._looked[0] >= INTERVAL:
             before, self._looked = self._looked, self._look()

@@ -62,7 +62,7 @@ DEFAULTS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "r
 DEFAULTS |= {"max_new_tokens": "max_tokens"}  # name in generation_config.json -> in SamplingParams
 MOST_MAPPED = 1 << 24  # bytes read before a file is opened again: what was read stays in memory until then
 
-Take = Callable[[str, Tensor], bool]  # whether it takes a tensor of this name
+Take = Callable[[str, Tensor], bool]  # takes a tensor of this name, or returns False
 
 
 class Checkpoint:
@@ -94,7 +94,7 @@ class Checkpoint:
         return tokenizer
 
     def load(self, model: nn.Module, dtype: torch.dtype, device: torch.device, take: Take | None = None) -> None:
-        """Fill a model that was built on the meta device, which takes no memory. What `take` takes is left out.
+        """Fill a model that was built on the meta device, which takes no memory. What `take` accepts is left out.
 
         Raises ValueError naming the file and the tensors that are missing, unexpected, of a wrong shape or not finite.
         """
@@ -104,7 +104,7 @@ class Checkpoint:
         for name, tensor in dummy_tensors(shapes) if is_dummy else read_tensors(self.directory, shapes):
             if take is not None and take(name, tensor):
                 check_finite(self.directory, name, tensor)
-                if tensor.nbytes >= 1 << 22:  # it takes milliseconds
+                if tensor.nbytes >= 1 << 22:  # each call takes milliseconds
                     give_back()
                 continue
             # A copy, or the whole file would stay mapped into memory, and a change to it would change the model.
