@@ -121,7 +121,7 @@ TABLES = {
         "forward passes": count("forwards"),
         "tokens computed": count("tokens_computed"),
         "share of padding": share("padding_share"),
-        "requests at once, mean (max.)": lambda row: (
+        "requests at once, mean (max)": lambda row: (
             f"{row['rows_mean']:.1f} ({row['rows_max']:.0f})" if row.get("rows_mean") else None
         ),
         "share of the reserved KV cache in use": share("kv_used_share"),
