@@ -571,12 +571,12 @@ def draw_histogram() -> Any:
             low = -0.25 * axes.get_ylim()[1]
             axes.vlines(levels, low, 0, color=color, linewidth=1 if len(levels) < 100 else 0.6)
             axes.axhline(0, color=INK, linewidth=0.8)
-            said = f"rounding errors are {error / numbers.std():.1%} of the spread"
-            axes.set_title(f"A scale {whose}: {len(levels)} integers,\n{said}")
+            said = f"rounding error {error / numbers.std():.1%} of the standard deviation"
+            axes.set_title(f"One scale {whose}: {len(levels)} integers,\n{said}")
             axes.set_xlabel(f"weights of channel {channel} of {name}")
             axes.set_yticks([tick for tick in axes.get_yticks() if tick >= 0])
             axes.set_ylim(bottom=low)
-        picture.axes[0].set_ylabel("how many")
+        picture.axes[0].set_ylabel("number of weights")
         return picture
 
     return draw()
