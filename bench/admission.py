@@ -130,7 +130,7 @@ def table(result: dict) -> str:
     for policy, found in at_once.items():
         last = one_by_one[policy]["steps to the first token"]
         rows.append([policy, *(f"{int(value + 0.5):,}" for value in found.values()), f"{last:.1f}"])
-    titles = ["who goes ahead", *next(iter(at_once.values())), "the same, one by one"]
+    titles = ["who goes ahead", *next(iter(at_once.values())), "steps to the first token, arriving one by one"]
     return f"{grid(titles, rows)}\n\nMeans of {len(SEEDS)} draws of the workload. `{command(result)}`"
 
 

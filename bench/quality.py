@@ -478,7 +478,7 @@ def table(result: dict) -> str:
 
 
 def engines_table(result: dict) -> str:
-    titles = ["engine", "bits per byte", "more than its float32", "same best token", "KL, nats"]
+    titles = ["engine", "bits per byte", "increase over its float32", "same best token", "KL, nats"]
     titles += ["greedy tokens before the first difference", "tales that keep their cast"]
     rows = []
     for row in result["rows"]:
@@ -515,7 +515,7 @@ def row_cells(row: dict, exact: bool) -> list[str]:
 def ablation_table(result: dict) -> str:
     if not result.get("ablation"):
         return ""
-    titles = ["rounded to int8", "bits per byte", "more than float32", "same best token", "KL, nats"]
+    titles = ["rounded to int8", "bits per byte", "increase over float32", "same best token", "KL, nats"]
     rows = [[row["what"], *row_cells(row, row["what"] == "float32")] for row in result["ablation"]]
     alone = {row["what"].split("`")[1]: row["kl"] for row in result["ablation"] if "only `" in row["what"]}
     kind = max(alone, key=lambda name: alone[name], default="")
@@ -571,12 +571,12 @@ def draw_histogram() -> Any:
             low = -0.25 * axes.get_ylim()[1]
             axes.vlines(levels, low, 0, color=color, linewidth=1 if len(levels) < 100 else 0.6)
             axes.axhline(0, color=INK, linewidth=0.8)
-            said = f"rounding errors are {error / numbers.std():.1%} of the spread"
-            axes.set_title(f"A scale {whose}: {len(levels)} integers,\n{said}")
+            said = f"rounding error {error / numbers.std():.1%} of the standard deviation"
+            axes.set_title(f"One scale {whose}: {len(levels)} integers,\n{said}")
             axes.set_xlabel(f"weights of channel {channel} of {name}")
             axes.set_yticks([tick for tick in axes.get_yticks() if tick >= 0])
             axes.set_ylim(bottom=low)
-        picture.axes[0].set_ylabel("how many")
+        picture.axes[0].set_ylabel("number of weights")
         return picture
 
     return draw()
@@ -618,9 +618,9 @@ def draw_speeds(result: dict, *speeds: dict) -> Any:
         name, dtype, _, speed, own = max(points, key=lambda point: point[3])
         whose = name[:1].upper() + name[1:]
         axes.set_title(f"{whose} is the fastest, at {speed:.0f} tokens/s; it costs {own['more']:.5f} bits per byte")
-        what = "; ".join([f"workload {speeds[0]['workload']}", *dtypes, "filled: weights in int8"])
+        what = ", ".join([f"workload {speeds[0]['workload']}", *dtypes]) + "; filled markers: int8 weights"
         axes.set_xlabel(f"output tokens per second ({what})")
-        axes.set_ylabel("bits per byte above its float32\n(lower is better)")
+        axes.set_ylabel("increase in bits per byte over float32\n(lower is better)")
         axes.margins(y=0.15)
         axes.set_xlim(left=0, right=1.12 * speed)
         return picture

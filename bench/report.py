@@ -121,7 +121,7 @@ TABLES = {
         "forward passes": count("forwards"),
         "tokens computed": count("tokens_computed"),
         "share of padding": share("padding_share"),
-        "requests at once, mean (most)": lambda row: (
+        "requests at once, mean (max)": lambda row: (
             f"{row['rows_mean']:.1f} ({row['rows_max']:.0f})" if row.get("rows_mean") else None
         ),
         "share of the reserved KV cache in use": share("kv_used_share"),
@@ -269,7 +269,7 @@ def company_table(result: dict) -> str:
     titles = ["engine", *("alone" if company == "0" else f"with {company}" for company in result["company"])]
     lines = [[f"`{engine}`", *(cell(engine, company) for company in result["company"])] for engine in engines]
     return grid(titles, lines) + (
-        "\n\nOutput tokens per second, in brackets how many times slower than alone; with processes that only "
+        "\n\nOutput tokens per second, in parentheses how many times slower than alone; with processes that only "
         f"loop, or a torch program with two threads; {result['machine']['cores']} cores. {caption(result)}"
     )
 
@@ -306,11 +306,11 @@ def comparison(results: list[dict]) -> str:
     limits = [(result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9) for result in results]
     rates = [result["int8_rate"] / 1e9 for result in results if result.get("int8_rate")]
     of_integers = f", in int8 {min(rates):,.0f} to {max(rates):,.0f} billion operations/s" if rates else ""
-    titles = [*kinds, *(f"`{engine}`" for engine in engines), "over the best other", "of the limit"]
+    titles = [*kinds, *(f"`{engine}`" for engine in engines), "vs. the best other", "of the limit"]
     return grid(titles, lines, left=range(len(kinds))) + (
         f"\n\nOutput tokens per second; {results[0]['model']}{random}; {machine['device']}, "
         f"{machine['threads']} threads, torch {machine['torch']}{others}. "
-        f"In brackets: the least and the most of a round. Each line is one run of all its engines, such as "
+        f"In parentheses: the lowest and highest of a round. Each line is one run of all its engines, such as "
         f"`{command(results[0])}`. The limits, probed in these runs: "
         f"{min(b for b, _ in limits):.0f} to {max(b for b, _ in limits):.0f} GB/s read, "
         f"{min(r for _, r in limits):,.0f} to {max(r for _, r in limits):,.0f} GFLOP/s{of_integers}."

@@ -84,7 +84,7 @@ def table(result: dict) -> str:
         )
         for model, modes in result["rounds"].items()
     ]
-    return "\n\n".join([*tables, f"In brackets: the least and the most of a round. {source(result, spread=False)}"])
+    return "\n\n".join([*tables, f"In parentheses: the lowest and highest of a round. {source(result, spread=False)}"])
 
 
 main = script(measure, table, rounds=5, figures=lambda result: [])  # the table has the spread of each

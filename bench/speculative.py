@@ -213,6 +213,10 @@ def derived(cell: dict, costs: list[float], draft_seconds: float) -> dict:
     return more
 
 
+def requests(count: int) -> str:
+    return f"{count} request{'' if count == 1 else 's'}"
+
+
 def table(result: dict) -> str:
     """A row per text and engine, a group of columns per number of requests."""
     counts = sorted({cell["count"] for cell in result["cells"]})
@@ -230,11 +234,12 @@ def table(result: dict) -> str:
     same = (
         "All outputs are stage 6's, token for token." if all(c["same"] for c in result["cells"]) else "NOT ALL EQUAL."
     )
-    titles = ["text", "who guesses", *(f"{n} at once" for n in counts), "right", "tokens a step", "refused"]
+    titles = ["text", "drafter", *map(requests, counts), "guesses right", "tokens per step", "guesses refused"]
     return grid(titles, rows, left=(0, 1)) + (
-        "\n\nSpeed against stage 6 in the same round. A number after a name says how many guesses a step has; none "
-        f"means `auto`. The last columns, with {counts[0]} at once: how many of the guesses that were tried were "
-        f"right, tokens a step, and guesses refused or never tried for each token of output. {same} {result['dtype']}; "
+        "\n\nSpeed relative to stage 6 in the same round, by the number of requests running at once. A number after a "
+        "drafter is its guesses per step; without one it is `auto`. The last three columns are for "
+        f"{requests(counts[0])}: the share of tried guesses that were right, tokens per step, and guesses refused or "
+        f"never tried, per output token. {same} {result['dtype']}; "
         f"{source(result)}"
     )
 
@@ -249,21 +254,21 @@ def plot(result: dict) -> plots.Picture:
     for count, color, marker in zip(counts, (plots.BLUE, plots.ORANGE, plots.PURPLE), ("o", "s", "^"), strict=False):
         own = [cell for cell in cells if cell["count"] == count and "predicted" in cell]
         ks, gains = [cell["num_drafts"] for cell in own], [median(cell["rounds"]) for cell in own]
-        left.plot(ks, gains, color=color, marker=marker, label=f"{count} at once")
+        left.plot(ks, gains, color=color, marker=marker, label=requests(count))
         if count < 16:  # with more, there are more rows than were timed
             left.plot(ks, [c["predicted"] for c in own], color=color, linestyle=":", linewidth=1)
     fixed = [cell for cell in cells if "predicted" in cell]
     best = {count: max(median(cell["rounds"]) for cell in fixed if cell["count"] == count) for count in counts}
-    left.set(xscale="log", xlabel="guesses a step (dotted: predicted)", ylabel="times stage 6's speed")
+    left.set(xscale="log", xlabel="guesses per step (dotted: predicted)", ylabel="speed relative to stage 6")
     left.set_xticks(FIXED, [str(k) for k in FIXED])
-    ends = [f"{best[count]:.2g} × with {count} at once" for count in (counts[0], counts[-1])]
-    left.set_title(f"Guesses gain {ends[0]},\n{ends[1]}")
+    ends = [f"{best[count]:.2g} × for {requests(count)}" for count in (counts[0], counts[-1])]
+    left.set_title(f"The best speed with guesses is {ends[0]},\n{ends[1]}")
     looks = {"draft model": (plots.BLUE, "o"), "independent": (plots.GREEN, "D"), "prompt lookup": (plots.ORANGE, "s")}
     for name, (color, marker) in looks.items():
         own = [cell for cell in cells if cell["engine"] == name]
         gains = [median(cell["rounds"]) for cell in own]
         right.plot([c["count"] for c in own], gains, color=color, marker=marker, label=name)
-    right.set(xscale="log", xlabel="requests at once (auto)")
+    right.set(xscale="log", xlabel="requests running at once (guesses: auto)")
     right.set_xticks(counts, [str(count) for count in counts])
     right.set_title("The fewer requests there are,\nthe more a draft model gains")
     for axes in (left, right):

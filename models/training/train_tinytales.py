@@ -677,7 +677,7 @@ It has read nothing but these tales: about 1,500 different tokens, two character
 instructions and speaks only English. A prompt in another style is continued as if it were the beginning of a tale. The
 held-out tales come from the same grammar as the training tales, so the loss says how well it has learned the grammar, and
 nothing about other text. Micro tales are short enough that a held-out one may have a twin in training. The sharpness makes its
-favourite plots, a quarrel and a lost thing, far more frequent than they are in the training tales.
+favorite plots, a quarrel and a lost thing, far more frequent than they are in the training tales.
 
 ## Lengths
 
