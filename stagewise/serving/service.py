@@ -125,14 +125,10 @@ class Run:
             raise APIError(500, f"the engine has failed: {error}", code="engine_failed") from error
 
     def _failure(self, message: str) -> APIError:
-        """The error of a request that failed by itself: its own fault if it has logits processors, otherwise the
-        model's."""
-        p = self.job.params
-        if p.logits_processors or p.logit_bias or p.bad_words or p.min_tokens or p.allowed_token_ids is not None:
-            return bad_request(message, code="generation_failed")
-        if p.structured_outputs is not None:
-            return bad_request(message, code="generation_failed")
-        return APIError(500, message, code="generation_failed")
+        """The error of a request that failed alone: the client's, if its fields restrict the tokens (most become
+        logits processors), else the model's."""
+        is_restricted = self.job.params.logits_processors or self.job.params.min_tokens
+        return APIError(400 if is_restricted else 500, message, code="generation_failed")
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The choices' pieces, as they come, until all have ended."""
