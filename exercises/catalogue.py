@@ -145,7 +145,7 @@ def grade(
     with tempfile.TemporaryDirectory(prefix="answer-") as folder:
         try:
             answer = answer_of(work, Path(folder))
-        except Exception as error:  # of the compiler
+        except Exception as error:  # from the compiler
             return Grade("failing", f"the file can't be read: {raised_at(error, work)}")
         try:
             checked, needs = (exercise, work, answer, whole, settings), exercise.test.read_text(encoding="utf-8")
@@ -159,7 +159,7 @@ def grade(
 
 
 def run_tests(tell: child.Tell, exercise: Exercise, work: Path, answer: Any, whole: bool, settings: tuple) -> None:
-    """Tell a `Grade` before each test and at the end. Only the first failure has a message; the others are counted."""
+    """Send a `Grade` before each test and at the end. Only the first failure has a message; the others are counted."""
     global PROGRESS
     PROGRESS, examples.SHARE, examples.SIMPLER = settings
     sys.setrecursionlimit(sys.getrecursionlimit() + sum(1 for _ in traceback.walk_stack(None)))
@@ -208,7 +208,7 @@ def run_tests(tell: child.Tell, exercise: Exercise, work: Path, answer: Any, who
 
 
 def prepare_streams() -> None:
-    """Escape what stdout's encoding lacks: a tick must not end the program. And occupy the file descriptors of closed
+    """Escape what stdout's encoding lacks: a ✓ must not end the program. And occupy the file descriptors of closed
     streams: a pipe that got one of them would receive what is printed."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         continue
@@ -241,8 +241,8 @@ def progress(number: str) -> Iterator[dict]:
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Between one command's reading and writing, another one's record would be lost. The lock is on this source file,
-    which always exists and never changes, and it ends with the process."""
+    """Lock out other commands: what one wrote between another's reading and writing would be lost. The lock is on this
+    source file, which always exists and never changes, and it ends with the process."""
     with open(__file__, "r+b") as file:  # opened for writing, or NFS can't lock it
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -253,7 +253,7 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def _read_progress() -> tuple[dict[str, dict], str]:
-    """(the records that can be read, what is wrong with the file)."""
+    """(the readable records, what is wrong with the file)."""
     try:
         everything = json.loads(PROGRESS.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -281,7 +281,7 @@ def _mend_progress() -> dict[str, dict]:
 
 
 def is_record(record: object) -> bool:
-    """Whether it is what a command records for an exercise."""
+    """Whether this is what a command records for an exercise."""
     if not isinstance(record, dict) or not isinstance(record.get("state", ""), str):
         return False
     counts = [record.get("attempts", 0), record.get("hints", 0)]

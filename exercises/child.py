@@ -1,9 +1,9 @@
-"""A check runs in a separate process: if it does not end it is stopped, and if it crashes nothing else does.
+"""A check runs in a separate process: if it does not end, it is stopped, and if it crashes, nothing else does.
 
     for message in run(target, *arguments):    # target(tell, *arguments) runs in the process;
         ...                                    # what it passes to `tell` arrives here
 
-Nothing is hidden from that process: it limits time, it is not a sandbox.
+That limits time. It is not a sandbox: nothing is hidden from the process.
 """
 
 import faulthandler
@@ -24,12 +24,12 @@ from typing import Any
 
 import psutil
 
-SECONDS = 60.0  # of computing between two messages; a check takes five at most
+SECONDS = 60.0  # of computing between two messages; a right answer takes at most five
 PATIENCE = 600.0  # wall-clock seconds, for code that waits
 GRACE = 2.0  # seconds until the process is killed if it has not reported where it is
 FORKS = sys.platform == "linux"  # fork a process that has the slow imports; macOS's libraries don't survive it
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
-SLOW = re.compile(r"torch|stage\d\d_\w+")  # to import
+SLOW = re.compile(r"torch|stage\d\d_\w+")  # modules that are slow to import
 SAID, LATE, DONE = range(3)  # kinds of a message
 DUMPED = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)
 
@@ -91,8 +91,8 @@ def run(
             target=_serve, args=(sender, target, arguments, seconds, patience, quiet, crash), daemon=True
         )
         if sys.stdout is not None:
-            sys.stdout.flush()  # it comes before what the process prints
-        with _deaf():
+            sys.stdout.flush()  # so that it comes before what the process prints
+        with _ignoring_interrupts():
             process.start()
         sender.close()
         try:
@@ -113,7 +113,7 @@ def _messages(receiver: Connection, process: Any, seconds: float, patience: floa
         while not receiver.poll(0.2):  # the process reports by itself that it is late, unless it can't
             computes = cpu_seconds(process.pid) - computed > seconds + GRACE
             if computes or time.monotonic() - began > patience + GRACE:
-                if os.name == "posix":  # it writes here where it is
+                if os.name == "posix":  # the signal makes it write where it is
                     os.kill(process.pid, signal.SIGABRT)
                     process.join(GRACE)
                 raise Endless(too_long(computes, seconds, patience))
@@ -130,7 +130,7 @@ def _messages(receiver: Connection, process: Any, seconds: float, patience: floa
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
+def _ignoring_interrupts() -> Iterator[None]:
     """A process that is started here ignores Ctrl-C: the parent reports it, once."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -184,7 +184,7 @@ def _serve(
 def _watch(tell: Tell, main: int, seconds: float, patience: float) -> None:
     """Report where the main thread is when it takes too long; and end with the parent."""
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are meant for the code under test
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals are for the code under test
     parent = multiprocessing.parent_process()
     while parent.is_alive():
         parent.join(0.1)

@@ -96,7 +96,7 @@ class Choices:
         return least + self.upto(most - least)
 
     def one_of(self, options: Sequence[Item]) -> Item:
-        """One of them; the first is the simplest."""
+        """One of the options; the first is the simplest."""
         return options[self.upto(len(options) - 1)]
 
     def each(self, item: Callable[[], Item], most: int, least: int = 0) -> Iterator[Item]:
@@ -108,7 +108,7 @@ class Choices:
             count += 1
 
     def some(self, item: Callable[[], Item], most: int, least: int = 0) -> list[Item]:
-        """All of them at once."""
+        """The same as a list."""
         return list(self.each(item, most, least))
 
 

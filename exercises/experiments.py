@@ -1,4 +1,4 @@
-"""The experiments of `python -m exercises predict`: the questions about each stage, what is run, and the explanation.
+"""The experiments of `python -m exercises predict`: questions about each stage, what is run, and the explanation.
 
 A result is a count, which is the same on every machine, or a ratio of two times from one run. No result is hard-coded:
 each is computed from what the engines have just done, and so is its explanation. The arguments of a `run` are what
@@ -208,8 +208,8 @@ def crowd(
     slots: int = 64,
     model: str = "tinytales",
 ) -> Outcome:
-    """How many requests run at once in a small pool, and what it costs to admit more than can stay. Every request gets
-    all its tokens, and it does not matter which ones: the weights may be random."""
+    """How many requests run at once in a small pool, and what it costs to admit more than fit in the end. Every request
+    gets all its tokens, whichever they are, so the weights may be random."""
     from stage05_paged import LLM, SamplingParams
 
     llm = LLM(model, load_format="dummy", device="cpu", num_blocks=blocks, max_num_seqs=slots)
@@ -299,7 +299,7 @@ CHANGES = (
 
 
 def same_bits(model: str = "gpt2", dtype: str = "float32") -> Outcome:
-    """Which of six changes around a request change its logits, with torch's kernels (stage 5) and with stage 6's."""
+    """Which of six changes around a request affect its logits, with torch's kernels (stage 5) and with stage 6's."""
     from bench import bits
     from stage06_fast.kernels.c_kernel import load_kernel
     from tools.engines import STAGES
@@ -594,7 +594,7 @@ EXPERIMENTS = (
         ),
         20,
         (
-            ("model=tinytales", "a small model stays in the CPU's cache, so the limit is another one"),
+            ("model=tinytales", "a small model stays in the CPU's cache, so this limit does not apply"),
             ("model=gpt2-medium", "three times the weights: what happens to both answers? (about 3 GB of memory)"),
         ),
         packed,

@@ -58,7 +58,7 @@ def same(got: object, expected: object, tolerance: float) -> bool:
 
 
 def alike(a: object, b: object, tolerance: float) -> bool:
-    """Equal whatever the types: a known mistake's answer is recognized in a tuple too."""
+    """Equal, whatever the types: a known mistake's answer is recognized in a tuple too."""
     if hasattr(a, "tolist"):
         a = a.tolist()
     if hasattr(b, "tolist"):
@@ -79,8 +79,8 @@ def expect(
     likely: str = "",
     example: str = "",
 ) -> None:
-    """Raise Wrong unless `got` is as expected. It names the known mistake that gives this answer; else `likely`, for
-    cases where nothing else can be the reason; else what the answer itself shows."""
+    """Raise Wrong unless `got` is as expected. The error names the known mistake that gives this answer; or else
+    `likely`, for cases with only one possible reason; or else what the answer itself shows."""
     if same(got, expected, tolerance):
         return
     if alike(got, expected, tolerance) and (of_type := type_seen(got, expected)):
@@ -94,7 +94,7 @@ def expect(
 
 
 def require(holds: bool, case: str, expected: object, got: object, likely: str = "") -> None:
-    """Raise Wrong unless a condition holds that is not a plain equality."""
+    """Raise Wrong unless a condition holds: for checks that are not equalities."""
     if not holds:
         raise Wrong(case, expected, got, likely or seen(got, expected))
 
@@ -168,7 +168,7 @@ def raised_at(error: BaseException, work: Path) -> str:
 
 
 def where(spots: list[Spot], work: Path, test: Path) -> list[str]:
-    """For an answer that did not return: the line it had reached, and the case that was run."""
+    """The line that an answer had reached when it was stopped, and the case that was run."""
     lines, case = lines_in(work, spots), called(spots, test, work)
     at = at_line(work, [(str(work), line) for line in reversed(lines)])
     return [*filter(None, [at]), *([f"case:      {case}"] if case else [])]

@@ -34,16 +34,16 @@ FOLDER = Path(__file__).resolve().parent
 TRAPS = FOLDER / "judge.c"
 X86 = ("-march=native", "-mprefer-vector-width=512") if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ("-O3", *X86, "-fno-math-errno", "-Wall", "-Werror=implicit-function-declaration", "-Werror=return-type")
-LINKED = ("-Wl,-Bsymbolic", "-Wl,-z,defs") if sys.platform == "linux" else ()  # its own functions, and all functions
+LINKED = ("-Wl,-Bsymbolic", "-Wl,-z,defs") if sys.platform == "linux" else ()  # call its own functions; miss none
 COUNTED = ("malloc", "calloc", "realloc", "aligned_alloc", "posix_memalign", "mmap")
 DECLARATION = re.compile(r"^(void|int64_t) (\w+)\(([^)]*)\)(?: \{|;)", re.MULTILINE)
 DONE, OUTSIDE, NOT_WRITTEN = 0, 1, 2
-NOTES, MOST_KEPT = 1 << 16, 64  # of judge.c
+NOTES, MOST_KEPT = 1 << 16, 64  # as in judge.c
 SIGNALS = {4: "an instruction that this CPU does not have", 6: "abort()", 8: "a division by zero"}
 
 
 class Given(ctypes.Structure):
-    """An array, as it is passed to judge.c."""
+    """An array as passed to judge.c."""
 
     _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_int64), ("writable", ctypes.c_int64),
                 ("keep", ctypes.c_int64), ("fetched", ctypes.c_void_p), ("num_fetched", ctypes.c_int64)]  # fmt: skip
@@ -54,11 +54,11 @@ class Reply(ctypes.Structure):
 
 
 class Stopped(Exception):
-    """A trap has stopped the answer."""
+    """A trap stopped the answer."""
 
 
 class CompileError(Exception):
-    """The compiler rejects it."""
+    """The compiler rejects the answer."""
 
     def __init__(self, text: str, lineno: int | None = None):
         super().__init__(text)
@@ -97,14 +97,14 @@ def declared(text: str) -> dict[str, Function]:
 
 
 def functions_of(header: str, number: str) -> dict[str, Function]:
-    """Those below the line `/* 6.2 */` of a header, up to the next such line."""
+    """The functions that a header declares between the line `/* 6.2 */` and the next such line."""
     section = header.split(f"/* {number} */")[1] if f"/* {number} */" in header else ""
     return declared(re.split(r"^/\* \d+\.\d+ \*/$", section, flags=re.MULTILINE)[0])
 
 
 @functools.cache
 def kept_folder() -> tempfile.TemporaryDirectory:
-    """For files that are compiled once for all answers; removed at the end."""
+    """A folder for files that are compiled once for all answers; removed at the end."""
     return tempfile.TemporaryDirectory(prefix="judge-")
 
 
@@ -163,7 +163,7 @@ class AnswerInC:
         self._loaded = ctypes.CDLL(str(self._library))
 
     def settle(self) -> None:
-        """After a test: only the arrays that the answer may write to can have changed."""
+        """Nothing to check after a test: only arrays that the answer may write to can have changed."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._exercise.functions:
@@ -249,7 +249,7 @@ def compile_answer(path: Path, to: Path, *flags: str) -> None:
 
 
 def reserved_in(path: Path) -> int:
-    """The bytes of memory that an object file reserves to write to; 0 where it is not ELF's of 64 bits."""
+    """The bytes of writable memory that an object file reserves; 0 if it is not a 64-bit ELF file."""
     data, writable = path.read_bytes(), 3  # SHF_WRITE | SHF_ALLOC
     if not data.startswith(b"\x7fELF\x02"):
         return 0
@@ -259,7 +259,7 @@ def reserved_in(path: Path) -> int:
 
 
 def run_compiler(arguments: list, path: Path) -> None:
-    """Run it. Raises CompileError with what it says about this file."""
+    """Run the compiler. Raises CompileError with what it says about this file."""
     command = [*find_compiler(), *FLAGS, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
     if done.returncode:

@@ -20,12 +20,12 @@
 #define ARRAYS 12
 #define STACK (64 << 10) /* bytes that a function may use */
 #define MOST_KEPT 64     /* pages of an array that can be open while they are counted */
-#define NOTES (1 << 16)  /* of pages that were touched */
+#define NOTES (1 << 16)  /* touched pages that are recorded */
 #define CLOSED (64 << 20) /* protected bytes on each side of an array: they take no memory */
 
 enum { DONE, OUTSIDE, NOT_WRITTEN_YET, SIGNAL }; /* kinds of a reply */
 
-typedef struct { /* of in_c.py */
+typedef struct { /* as in in_c.py */
     void *data;
     int64_t size, writable, keep; /* keep: 0 if its pages are not counted */
     int32_t *fetched;
@@ -50,7 +50,7 @@ static int64_t num_arrays, page, allocated;
 static int replies[2];
 static char stack_of_signals[1 << 16];
 
-/* The calling thread stops here: there is no way back to a place where it could continue. */
+/* Report and stop the calling thread forever: it has no place to continue. */
 _Noreturn static void stop(int64_t kind, int64_t first, int64_t second) {
     const Reply reply = {kind, first, second, allocated};
     if (write(replies[1], &reply, sizeof reply) < 0) _exit(9);

@@ -2,7 +2,7 @@
 
     work = Answer(path)
     work.sample([1.0, 2.0], 0.5)          # a function of the answer's file
-    allocator = work.Allocator(8, 4)      # an object of the answer's, whose methods are watched in the same way
+    allocator = work.Allocator(8, 4)      # an object of the answer, whose methods are watched in the same way
     allocator.allocate("a", 3)
 
 A call returns a copy of what the answer returned: later calls don't change it, and `reread` shows whether they changed
@@ -34,7 +34,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def frozen(value: Any) -> Any:
-    """Its current contents, to be compared later."""
+    """A value's current contents, to be compared later."""
     if type(value) in (list, tuple):
         return type(value), [frozen(item) for item in value]
     if type(value) is dict:
@@ -48,7 +48,7 @@ def frozen(value: Any) -> Any:
 
 
 class Object:
-    """An object or class of the answer's. Forwards everything to it."""
+    """Forwards everything to an object or class of the answer."""
 
     def __init__(self, answer: "Answer", target: Any):
         vars(self).update(_answer=answer, _target=target)
@@ -134,13 +134,13 @@ class Answer:
             self.load()
         return self._got(self._module, name)
 
-    # What tests look at besides values
+    # What tests check besides values
 
     def reread(self, result: Any) -> Any:
         """The current contents of a list or tensor that was returned earlier."""
         return self._shown(self._results[id(result)][1])
 
-    def one(self, a: Any, b: Any) -> bool:
+    def is_same(self, a: Any, b: Any) -> bool:
         """Whether two results are the same object in the answer."""
         return self._results[id(a)][1] is self._results[id(b)][1]
 
@@ -243,7 +243,7 @@ class Answer:
 
 
 def measure(function: Callable, path: str, said: SimpleNamespace) -> Any:
-    """Call it, and add to the measurements."""
+    """Call a function, and add to the measurements."""
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         if frame.f_code.co_filename != path:
@@ -272,7 +272,7 @@ def measure(function: Callable, path: str, said: SimpleNamespace) -> Any:
 
 
 def in_torch(function: Callable, said: SimpleNamespace) -> Any:
-    """Call it, and count the torch operations."""
+    """Call a function, and count the torch operations."""
     from torch.overrides import TorchFunctionMode
 
     def of(values: Any) -> list:

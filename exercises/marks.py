@@ -40,7 +40,7 @@ TITLES = {
     **{number: exercise.title for number, exercise in exercises().items()},
     **{name: milestone.title for name, milestone in MILESTONE.items()},
     "capstone": "load a Llama",
-    PREDICTIONS: "said, and compared",
+    PREDICTIONS: "made, and compared",
 }  # of all columns, in order
 
 
@@ -80,7 +80,7 @@ def skeleton_of(name: str) -> Path | None:
 
 
 def changed(engine: Path) -> tuple[float, Path]:
-    """When an engine was last changed; an unchanged skeleton counts as the oldest."""
+    """When an engine was last changed; an unchanged skeleton is older than any."""
     return max(((engine / name).stat().st_mtime for name in own_files(engine)), default=0.0), engine
 
 
@@ -134,7 +134,7 @@ def grade_answer(name: str, answer: Path, patience: float) -> Grade:
         try:
             return predict.grade()
         finally:
-            PROGRESS.unlink()  # exercises don't see it
+            PROGRESS.unlink()  # exercises must not see it
     if name in MILESTONE:
         from .milestones.run import grade_engine
 
@@ -151,7 +151,7 @@ def grade_answer(name: str, answer: Path, patience: float) -> Grade:
 
 
 def not_followed(folder: str, names: list[str]) -> list[str]:
-    """What is not copied with an engine: links, and what Python has compiled."""
+    """What is not copied with an engine: links, and files that Python compiled."""
     return [name for name in names if name == "__pycache__" or Path(folder, name).is_symlink()]
 
 
@@ -208,7 +208,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m exercises grade", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of a learner")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a learner's folder")
     parser.add_argument("--only", nargs="+", metavar="N.M", help="these exercises, or other columns")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write to this file: .csv or .md; default: stdout")
     parser.add_argument("--messages", type=Path, metavar="DIRECTORY", help="write a message for each learner here")

@@ -1,4 +1,4 @@
-"""Wrong answers made by machine: each solution with one thing changed (tools/mutants.py).
+"""Wrong answers by machine: each solution with one thing changed (tools/mutants.py).
 
     python -m exercises.mutants                   # all exercises; prints the survivors, and a table
     python -m exercises.mutants 5.1 milestone-5   # some of them; also milestone-1 to milestone-8, and capstone
@@ -35,7 +35,7 @@ KINDS = ("made", "killed", "equivalent", "survived")
 
 @dataclass(frozen=True)
 class Whole:
-    """Something that is graded as a directory: an engine for a milestone, or the capstone.
+    """An answer that is a directory: an engine for a milestone, or the capstone.
 
     Attributes:
         solution: the directory that has it.
@@ -49,7 +49,7 @@ class Whole:
     grade: Callable[[Path], Grade]
 
     def mutants(self) -> list[Mutant]:
-        """All, except where a mistake hardly shows, or only in a trace; `where` begins with the file."""
+        """All mutants except where a mistake hardly shows, or only in a trace; `where` begins with the file."""
         made, traced = [], set()
         for name, names in self.to_write.items():
             source = (self.solution / name).read_text(encoding="utf-8")
@@ -115,7 +115,7 @@ def mutants(exercise: Exercise | Whole) -> list[Mutant]:
 
 
 def has_function(exercise: Exercise, name: str) -> bool:
-    """Whether the learner's file has it too: tests don't call what only the solution has."""
+    """Whether the learner's file has this function too: tests don't call those that only the solution has."""
     skeleton = exercise.work.read_text(encoding="utf-8")
     return f"{'' if exercise.work.suffix == '.c' else 'def '}{name.split('.')[-1]}(" in skeleton
 

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
 
 
 def predict(experiment: Experiment, said: list[str] | None) -> int:
-    """Ask, unless it is known; keep; run; compare; explain."""
+    """Ask for a prediction unless there is one, record it, run the experiment, compare, explain."""
     if said is not None:
         lock(experiment, [number(text) for text in said])
     show(f"Stage {experiment.stage}: {experiment.title}\n")
@@ -58,7 +58,7 @@ def predict(experiment: Experiment, said: list[str] | None) -> int:
 
 
 def run(experiment: Experiment, **arguments: int | str) -> Outcome:
-    """Raises ValueError with a one-line message if memory runs out or a kernel is not available."""
+    """Run the experiment. Raises ValueError with a one-line message if memory runs out or a kernel is not available."""
     try:
         return experiment.run(**arguments)
     except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError
@@ -142,7 +142,7 @@ def number(text: str) -> float:
 
 
 def parse_changes(experiment: Experiment, changes: list[str]) -> dict[str, int | str]:
-    """The arguments of a run. Raises ValueError if it has no such argument or the value has the wrong type."""
+    """The arguments of a run. Raises ValueError if the experiment has no such argument or the value's type is wrong."""
     known = {name: p.default for name, p in inspect.signature(experiment.run).parameters.items()}
     arguments: dict[str, int | str] = {}
     for text in changes:

@@ -83,7 +83,7 @@ def read_record(directory: Path) -> tuple[int, dict[str, str]]:
 
 
 def own_files(directory: Path) -> set[str]:
-    """The files with somebody's work: those that differ from what `start` put there."""
+    """The files with the learner's work: those that differ from what `start` put there."""
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"{directory} is a file; an engine is a directory")
     put = read_record(directory)[1]
@@ -92,7 +92,7 @@ def own_files(directory: Path) -> set[str]:
 
 
 def free_name(directory: Path) -> Path:
-    """A free name to move a directory to: mine-1, mine-2 …"""
+    """An unused name to move a directory to: mine-1, mine-2 …"""
     number = 1
     while directory.with_name(f"{directory.name}-{number}").exists():
         number += 1
@@ -100,9 +100,9 @@ def free_name(directory: Path) -> Path:
 
 
 def kept_files(directory: Path, own: set[str], milestone: Milestone) -> tuple[dict[str, bytes], list[str]]:
-    """(the learner's files that are carried over, those that are not because something in them is not written yet).
+    """(the learner's files that are carried over, those that are not because a function is not written yet).
 
-    A file is carried over if it is identical in this milestone's stage and the stage before: nothing has to change.
+    A file is carried over if it is identical in this milestone's stage and the stage before, so nothing has to change.
     """
     number = read_record(directory)[0]
     if not 0 < number < milestone.number:
@@ -134,7 +134,7 @@ def is_written(content: bytes, names: Iterable[str]) -> bool:
 
 
 def start(number: int, directory: Path, aside: bool = False) -> str:
-    """Put a milestone's skeleton into a directory; returns what to tell.
+    """Put a milestone's skeleton into a directory; returns a message for the learner.
 
     No work is overwritten: with `aside` it is moved to another directory next to it, otherwise this raises ValueError.
     Files that need no change are carried over into the skeleton.

@@ -26,12 +26,12 @@ from .catalogue import Exercise, exercises, grade
 from .in_c import FOLDER, compile_answer, run_compiler
 
 ROUNDS = 5
-GELU = 2  # of linear.h
+GELU = 2  # as in linear.h
 Way = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], object]  # x, weight, its panels, bias, y
 
 
 def library_of(answer: Path, folder: Path) -> ctypes.CDLL:
-    """The answer as a library; 6.5 with threads and the panels that they compute."""
+    """The answer as a library; for 6.5 with threads, and with the `one_panel` that they call."""
     made, runtime = [folder / "answer.o"], openmp_runtime()
     compile_answer(answer, made[0])
     if answer.name.startswith("6_5"):

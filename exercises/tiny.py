@@ -62,9 +62,7 @@ def counted(stage: Stage, prompts: tuple[int, ...], outputs: tuple[int, ...], **
     llm = _kept_engine(stage, **arguments)
     before = _counts(llm)
     parameters = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in outputs]
-    for _ in llm.stream(
-        [[1] * n for n in prompts], parameters
-    ):  # in this order; stages 4 to 6 choose another one in `generate`
+    for _ in llm.stream([[1] * n for n in prompts], parameters):  # in this order, unlike `generate` from stage 4 on
         pass
     return Counted(*(new - old for new, old in zip(_counts(llm), before, strict=True)))
 

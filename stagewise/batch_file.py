@@ -1,30 +1,32 @@
 """Run a file of prompts, for evaluation on a dataset: one line of JSON in, one line of JSON out.
 
-An input line has `prompt` (a text) or `prompt_token_ids`, maybe an `id` (a text or whole number; default: "line-7"),
-maybe `sampling` (fields by vLLM's names, over those of the command line), maybe `priority` (under that policy), and any
-other fields, such as a reference answer, which are carried through. A field with the name of a result field, such as
-`text`, is carried as `input_text`; where a field controls the run, null means that it is left out. With
-`--prompt-column`, `--prompt-template` and `--id-column` other fields have the prompt and the id; with
-`--choices-column`, `--choices` and `--score` every line is scored. A result line is the input's fields, `text`,
-`token_ids`, `finish_reason`, `stop_reason`, `length_limit` (of "length" which limit it was, max_tokens or
-max_model_len, the context; else null), with `cumulative_logprob`, `logprobs` and `prompt_logprobs` if requested; with n
-> 1 a list of n such objects in `outputs`; or, for a line that is wrong or fails by itself, `error`.
+An input line has `prompt` (a string) or `prompt_token_ids`. It may have an `id` (a string or whole number; default:
+"line-7"), `sampling` (vLLM's field names; overrides the command line), `priority` (under that policy), and any other
+fields, such as a reference answer, which are carried through. A field with the name of a result field, such as `text`,
+is carried as `input_text`; where a field controls the run, null means that it is left out. `--prompt-column`,
+`--prompt-template` and `--id-column` name other fields for the prompt and the id; with `--choices-column`, `--choices`
+and `--score` every line is scored.
+
+A result line has the input's fields, `text`, `token_ids`, `finish_reason`, `stop_reason`, `length_limit` (for "length",
+which limit: max_tokens, or max_model_len, the context; else null), with `cumulative_logprob`, `logprobs` and
+`prompt_logprobs` if requested; with n > 1 a list of n such objects in `outputs`; or, for a line that is wrong or fails
+by itself, `error`.
 
 From stage 5 on a line with `"sampling": {"use_beam_search": true, "n": 4}` gets the 4 best completions that beam search
-finds; `length_penalty` and `early_stopping` say how, as the flags do that search for every line.
+finds; `length_penalty` and `early_stopping` have the same meaning as the flags, which apply to every line.
 
 From stage 4 on a line with `"score": true` is scored instead: how likely is its `continuation`, or each of its
 `choices`, after the prompt? Without either, how likely is the prompt as a text? Its result has `scores`, a list of
-objects with `logprob`, `num_tokens`, `is_greedy` and, for texts, `num_bytes`; and, of choices, the likeliest one's
-number, `choice`.
+objects with `logprob`, `num_tokens`, `is_greedy` and, for texts, `num_bytes`; with choices also `choice`, the index of
+the likeliest.
 
 OpenAI's batch lines are accepted too, and answered as by the server (see openai/lines.py).
 
 Lines are written in the order in which they finish. A line's answer depends only on the line, its number and the
-settings, so a run that was killed and resumed ends with the same lines as one that was not: byte for byte, if no sum's
-rounding depends on what else is in its forward pass. Torch's does, in stages 2 to 5: there log-probabilities may differ
-in their last digits, and so may the token at a near-tie. (Answers to OpenAI's lines also say when they were made.) The
-settings are next to the output, in a manifest (manifest.py): resume with the same ones.
+settings, so a run that was killed and resumed ends with the same lines as one that was not. They are the same byte for
+byte, except in stages 2 to 5: there torch's rounding depends on what else is in a forward pass, so the last digits of
+log-probabilities may differ, and so may the token at a near-tie. (Answers to OpenAI's lines also say when they were
+made.) The settings are next to the output, in a manifest (manifest.py): resume with the same ones.
 
 A number that JSON can't represent, an infinity or NaN, is null in the output, whether it came from the input or the
 model.
@@ -58,12 +60,12 @@ from .sampling import MORE_FIELDS, Sampling, cut_hint
 from .stages import Setup, Stage, check_beams, setup_of
 from .strict_json import from_line, no_duplicates, to_json
 
-SYNC_SECONDS = 5  # how much work a failing machine may lose; a process that is killed loses none
-SCORE_FIELDS = ("scores", "choice")  # of the results of lines that are scored
-SCORING_FIELDS = ("score", "choices", "continuation")  # of lines that are to be scored
-# Names of sampling fields in other programs: next to a prompt, they are meant as such.
-ELSEWHERE_NAMED = ("max_new_tokens", "max_completion_tokens", "do_sample", "num_beams", "typical_p", "stop_sequences")
-LINES_AT_ONCE = 4096  # are checked and submitted together: a run waits at most this long for its first result
+SYNC_SECONDS = 5  # of work that a machine's crash may lose; a process that is killed loses none
+SCORE_FIELDS = ("scores", "choice")  # in the results of scored lines
+SCORING_FIELDS = ("score", "choices", "continuation")  # in lines to be scored
+# Other programs' names for sampling fields. A line that has one is probably meant to be sampled so: warn.
+FOREIGN_FIELDS = ("max_new_tokens", "max_completion_tokens", "do_sample", "num_beams", "typical_p", "stop_sequences")
+LINES_AT_ONCE = 4096  # checked and submitted together: a smaller number gives the first result sooner
 OWN = "input_"  # prefix of an input field that has the name of a result field
 RESULT_FIELDS = (
     "text",
@@ -87,13 +89,14 @@ class Line:
 
     Attributes:
         number: in the file, from 1.
-        prompts: of a line that is scored the pairs, else one prompt.
+        prompts: one prompt, or the pairs of a scored line.
         sampling: its fields; None: it is scored.
         params: SamplingParams of the stage, without processors until `LineReader.check`.
-        longest: the most tokens of an output.
-        is_openai: it is a request of OpenAI's batch interface; openai: what that asks for, and of whom, once checked.
+        longest: the maximum length of an output.
+        is_openai: it is a request of OpenAI's batch interface.
+        openai: once checked, (what serves it, its Job).
         is_checked: against the model.
-        beams: how to search for its completions; None draws them.
+        beams: how to search for its completions; None: draw them.
     """
 
     number: int
@@ -113,8 +116,7 @@ class Line:
 
     @property
     def answer_id(self) -> str:
-        """Of a request of OpenAI's: the id of its answer. A second request of the same custom_id is told from the
-        first."""
+        """The id of the answer to an OpenAI request. Two requests with one custom_id get different ones."""
         return answer_id(self.fields) if self.id == self.fields["custom_id"] else str(self.id)
 
     def refusal(self) -> dict:
@@ -124,7 +126,7 @@ class Line:
         return {**self.fields, "id": self.id, "error": self.error}
 
     def begin(self) -> str:
-        """The beginning of its result, as JSON, whether that is an error or not."""
+        """The beginning of its result as JSON, the same for an error."""
         carried = {"id": self.answer_id} if self.is_openai else {**self.fields, "id": self.id}
         return to_json(carried).removesuffix("}")
 
@@ -146,9 +148,9 @@ class How:
     chat_template: str | None = None
 
 
-Job = tuple[int, Line]  # a line, after its place in the input
-Answer = tuple[int, bytes, bool]  # of a line's place: its result, as JSON, and whether that is an error
-Counts = tuple[int, int]  # how many lines an output has, and how many of them are errors
+Job = tuple[int, Line]  # a line's place in the input, and the line
+Answer = tuple[int, bytes, bool]  # a line's place, its result as JSON, and whether that is an error
+Counts = tuple[int, int]  # lines in an output, and errors among them
 
 
 def open_output(source: str, output_path: Path, resume: bool) -> FileIO:
@@ -208,7 +210,7 @@ class LineReader:
 
     Args:
         config: the engine's EngineConfig.
-        llm: checks what depends on the model; None if there is no engine here, and a worker checks.
+        llm: checks what depends on the model; None: a worker does that, and there is no engine here.
 
     Attributes:
         renamed: the fields that are carried under another name.
@@ -220,7 +222,7 @@ class LineReader:
         self.defaults, self.beams, self._template = how.sampling, how.beams, how.chat_template
         self.columns, self.renamed, self.unused = columns, set[str](), set[str]()
         self._names = {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS} - {"logits_processors"}
-        self._like_sampling = self._names | {*BEAM_FIELDS, *ELSEWHERE_NAMED} - {*columns.named}
+        self._like_sampling = self._names | {*BEAM_FIELDS, *FOREIGN_FIELDS} - {*columns.named}
         self._like_sampling |= {"sampling"} if columns.is_scored else set()
         if self._template is not None and llm is not None:
             _ = self._served_chats  # one error, rather than one per line
@@ -332,9 +334,9 @@ class LineReader:
             tell(f"{source}: fields with names of result fields are renamed: {names}")
         if self.unused:
             names = ", ".join(sorted(self.unused))
-            place = 'put a line\'s own parameters into its "sampling"; parameters of all lines are flags'
-            place = "scoring draws nothing" if self.columns.is_scored else place
-            tell(f"{source}: warning: these fields are carried through but not used: {names}; {place}")
+            hint = 'put a line\'s own parameters into its "sampling"; parameters of all lines are flags'
+            hint = "scoring draws nothing" if self.columns.is_scored else hint
+            tell(f"{source}: warning: these fields are carried through but not used: {names}; {hint}")
 
     def _carried(self, values: dict) -> dict:
         """The fields of a line under names that no result field has. Raises ValueError if that is impossible."""
@@ -409,8 +411,7 @@ class LineReader:
         return [pair("", prompt) if isinstance(prompt, str) else pair(prompt[:1], prompt[1:])]
 
     def _sampling(self, sampling: dict) -> tuple[Sampling, Beams | None]:
-        """The sampling fields of a line, and how to search, if it does. Raises ValueError, also for a field that there
-        is not."""
+        """The sampling fields of a line, and its beam search, if any. Raises ValueError."""
         if not sampling and isinstance(sampling, dict):  # most lines: nothing more to check
             return self.defaults, self.beams if self.defaults.params.max_tokens else None
         if not isinstance(sampling, dict):
@@ -431,12 +432,12 @@ class LineReader:
 
 
 class BatchJob:
-    """The lines of an input, and the files for their results: of a run on one machine, or on many.
+    """The lines of an input, and the files for their results; for a run on one machine, or on many.
 
     Args:
         run: what the answers depend on, see manifest.py.
-        files: of `open_output`.
-        lines_per_file: if there are several.
+        files: from `open_output`.
+        lines_per_file: if there are several files.
 
     Raises:
         ValueError: a file belongs to another run, or to another input.
@@ -445,7 +446,7 @@ class BatchJob:
     def __init__(self, lines: list[Line], run: dict, files: list[FileIO], lines_per_file: int = 0):
         self.lines, self.files = lines, files
         self._per_file = lines_per_file if len(files) > 1 else max(1, len(lines))
-        self._answered: dict[str | int, bool] = {}  # by id, with whether by an error
+        self._answered: dict[str | int, bool] = {}  # id -> whether the answer is an error
         for i, file in enumerate(files):
             part = {"part": i, "parts": len(files)} if len(files) > 1 else {}
             (resume if os.fstat(file.fileno()).st_size else begin)(file.name, run | part)
@@ -459,7 +460,7 @@ class BatchJob:
         """
         todo = [(place, line) for place, line in enumerate(self.lines) if line.id not in self._answered]
         good = [(place, line) for place, line in todo if not line.error]
-        if longest_first:  # all are known, so longest first: a long output that begins last would run alone at the end
+        if longest_first:  # a long output that begins last would run alone at the end
             good.sort(key=lambda job: -job[1].longest)
         num_errors, synced = sum(self._answered.values()), time.monotonic()
         progress = Progress(len(self.lines), "line", done=len(self._answered), quiet=quiet)
@@ -487,7 +488,7 @@ def run_batch_file(
     quiet: bool,
     strict: bool = False,
 ) -> Counts:
-    """Answer every line of the input that the output, a file of `open_output`, does not answer yet. strict: check all
+    """Answer every line of the input that the output does not answer yet. file: from `open_output`; strict: check all
     lines first, and answer none if one is wrong.
 
     Raises:
@@ -538,8 +539,8 @@ def refused(jobs: list[Job]) -> Iterator[Answer]:
 
 
 def completed(stage: Stage, jobs: list[Job], llm: Any) -> Iterator[Answer]:
-    """The answers to valid lines, each as soon as the results of all its prompts are there; beam searches come last,
-    because a search has the engine to itself.
+    """The answers to valid lines, each as soon as all its prompts have their results. Beam searches come last, because
+    a search has the engine to itself.
     """
     for beams in dict.fromkeys([None, *(line.beams for _, line in jobs)]):
         some = [job for job in jobs if job[1].beams == beams]
@@ -594,7 +595,7 @@ def scores_of(stage: Stage, line: Line, outputs: list) -> dict:
 
 
 def texts_of(outputs: list) -> dict:
-    """The result fields of any other line, in addition to the input's fields."""
+    """The result fields of a completed line, in addition to the input's fields."""
     output = outputs[0].to_dict()
     results = [select(completion) for completion in output["outputs"]]
     failed = {"error": message} if (message := failure(outputs[0])) else {}
@@ -603,7 +604,7 @@ def texts_of(outputs: list) -> dict:
 
 
 def failure(output: Any) -> str | None:
-    """Why a completion failed by itself, if one did."""
+    """The message of a completion that failed, if one did."""
     return next((c.stop_reason for c in output.outputs if c.finish_reason == "error"), None)
 
 
@@ -618,8 +619,7 @@ def read_finished(file: FileIO, lines: dict[Any, Line]) -> dict[str | int, bool]
     """The ids that the output answers already, each with whether the answer is an error. A last line that was cut short
     by a kill is removed.
 
-    Raises ValueError, without changing the file, if the output belongs to another input: better no run than answers to
-    other questions.
+    Raises ValueError, without changing the file, if the output belongs to another input.
     """
     finished, size = {}, 0
     file.seek(0)
@@ -647,7 +647,7 @@ def read_finished(file: FileIO, lines: dict[Any, Line]) -> dict[str | int, bool]
 
 
 def read_result(raw: bytes, lines: dict[str | int, Line]) -> tuple[Line, dict]:
-    """A line of the output, after the input line that it answers. Raises an error if it answers none."""
+    """The input line that a line of the output answers, and the result in it. Raises an error if it answers none."""
     result = from_line(raw)
     line = lines.get(result["id"]) or lines[result.get("custom_id", result["id"])]
     if line.is_openai:

@@ -14,8 +14,8 @@ from typing import Any
 from .sampling import Sampling
 from .stages import Stage, end_tokens
 
-BEAM_FIELDS = ("use_beam_search", "length_penalty", "early_stopping")  # of a line of a file, as in the server
-AT_ONCE = 16  # prompts of a file that are searched, and written, together
+BEAM_FIELDS = ("use_beam_search", "length_penalty", "early_stopping")  # of a line of a file, and of a server's request
+AT_ONCE = 16  # prompts of a file that are searched together, and then written
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Beams:
 
 
 def read_beams(fields: dict, n: Any) -> Beams | None:
-    """The search for the n best that these fields, some of BEAM_FIELDS, ask for, if they do. Raises ValueError."""
+    """The beam search for the n best that these fields ask for; None if they ask for none. Raises ValueError."""
     if not isinstance(fields.get("use_beam_search", False), bool):
         raise ValueError(f"use_beam_search must be true or false, got {fields['use_beam_search']!r:.80}")
     penalty, stopping = fields.get("length_penalty", 1), fields.get("early_stopping", False)
@@ -46,7 +46,7 @@ def read_beams(fields: dict, n: Any) -> Beams | None:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A sequence: of what log-probability, and how it ended, if it has."""
+    """A sequence, its log-probability, and how it ended, if it has."""
 
     logprob: float
     token_ids: tuple[int, ...]
@@ -69,7 +69,7 @@ def drawing(sampling: Sampling) -> list[str]:
 async def search(
     stage: Stage, engine: Any, prompt: list[int], params: Any, beams: Beams, **where: int
 ) -> list[Hypothesis]:
-    """The best completions of a prompt, the best first.
+    """The best completions of a prompt, best first.
 
     Args:
         engine: an AsyncLLM.
@@ -88,21 +88,21 @@ async def search(
             for k, beam in enumerate(growing)
         )
         steps = await asyncio.gather(*asked)
-        pairs = [
+        longer = [
             Hypothesis(beam.logprob + entry.logprob, (*beam.token_ids, token_id))
             for beam, step in zip(growing, steps, strict=True)
             for token_id, entry in step
         ]
-        pairs.sort(key=lambda one: -one.logprob)  # stable
+        longer.sort(key=lambda beam: -beam.logprob)  # stable
         growing = []
-        for rank, one in enumerate(pairs[: max(2, 1 + len(ends)) * beams.beam_width]):
-            if one.token_ids[-1] in ends or length == most:
+        for rank, beam in enumerate(longer[: max(2, 1 + len(ends)) * beams.beam_width]):
+            if beam.token_ids[-1] in ends or length == most:
                 if rank < beams.beam_width:
-                    reason = "stop" if one.token_ids[-1] in ends else "length"
-                    finished.append(Hypothesis(one.logprob, one.token_ids, reason))
+                    reason = "stop" if beam.token_ids[-1] in ends else "length"
+                    finished.append(Hypothesis(beam.logprob, beam.token_ids, reason))
             elif len(growing) < beams.beam_width:
-                growing.append(one)
-        finished.sort(key=lambda one: -one.score(beams.length_penalty))
+                growing.append(beam)
+        finished.sort(key=lambda beam: -beam.score(beams.length_penalty))
         del finished[beams.beam_width :]
         if not growing or is_over(finished, growing[0], beams, most):
             break
@@ -110,7 +110,7 @@ async def search(
 
 
 def is_over(finished: list[Hypothesis], best: Hypothesis, beams: Beams, most: int) -> bool:
-    """Whether nothing better can still come."""
+    """Whether no growing beam can still beat the finished ones."""
     if len(finished) < beams.beam_width or beams.early_stopping is True:
         return len(finished) == beams.beam_width
     at_best = most if beams.early_stopping == "never" and beams.length_penalty > 0 else None
@@ -118,7 +118,7 @@ def is_over(finished: list[Hypothesis], best: Hypothesis, beams: Beams, most: in
 
 
 async def candidates(engine: Any, token_ids: list[int], one_token: Any, where: dict) -> list[tuple[int, Any]]:
-    """The likeliest next tokens with their log-probabilities, the likeliest first."""
+    """The likeliest next tokens with their log-probabilities, likeliest first."""
     async for event in engine.generate(token_ids, one_token, **where):
         if event.finish_reason == "error":
             raise ValueError(event.stop_reason)
@@ -130,7 +130,7 @@ async def candidates(engine: Any, token_ids: list[int], one_token: Any, where: d
 
 
 def completed_by_beams(llm: Any, beams: Beams) -> Callable[..., Iterator[tuple[int, Any]]]:
-    """Does for a batch file what `llm.as_completed` does. Scored lines are passed on."""
+    """In place of `llm.as_completed`: completes prompts by beam search, and passes scored lines on."""
 
     def as_completed(prompts: list, params: list, *priority: list) -> Iterator[tuple[int, Any]]:
         jobs = sorted(range(len(prompts)), key=lambda i: -params[i].max_tokens)

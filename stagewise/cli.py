@@ -40,7 +40,7 @@ from .wrap import wrap
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
-    """The prompts that the flags name. Raises ValueError if there are none."""
+    """The prompts from the flags and their file. Raises ValueError if there are none."""
     prompts = [*args.texts, *(args.prompts or [])]
     if args.prompts_file:
         name = str(args.prompts_file)
@@ -92,7 +92,7 @@ def complete(llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bo
     """
     waiting, printed, errors = {}, 0, []
     if beams is None:
-        results = llm.as_completed(prompts, params)  # or an error, without a bar
+        results = llm.as_completed(prompts, params)  # bad input raises here, before the bar is drawn
     else:
         results = completed_by_beams(llm, beams)(prompts, [params] * len(prompts))
     with Progress(len(prompts), "request", quiet=quiet or len(prompts) == 1) as progress:
@@ -135,8 +135,8 @@ def stream(llm: Any, prompt: str, params: Any) -> list[str]:
 def check(
     stage: Stage, args: argparse.Namespace, files: contextlib.ExitStack
 ) -> tuple[list[str], How, list[tuple[Dataset, FileIO]]]:
-    """What to complete, and how, and the batch files' inputs with their outputs, which `files` closes. Raises
-    ValueError or OSError, before the model is loaded, if something is wrong."""
+    """The prompts, how to complete them, and each batch input with its output file, which `files` closes. Raises
+    ValueError or OSError for bad input, before the model is loaded."""
     if sys.stdout is None and not args.input:
         raise ValueError("stdout is closed, so the results have nowhere to go")
     if args.interactive and sys.stdin is None:

@@ -1,5 +1,5 @@
 """A command and its terminal: streams that may be closed or full, Ctrl-C, exit statuses; lines that wrap between words,
-input that is typed while something is printed; progress, and the closing line."""
+input typed while something is printed; progress, and the closing line."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError:  # Windows
     termios: Any = None
 
-EVERY = 30  # seconds between two lines of a log
+EVERY = 30  # seconds between two progress lines in a log
 WAITS = {
     "ttft": "time to first token",
     "itl": "inter-token latency",
@@ -31,14 +31,14 @@ WAITS = {
 
 def prepare_streams() -> None:
     """Let streams take any character, whatever their encoding; a closed stderr discards everything."""
-    if sys.stderr is None:  # what libraries write there is discarded
+    if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def flush_streams() -> None:
-    """At exit: drop what a stream can't take; otherwise the interpreter would try again, and complain."""
+    """At exit: drop what a stream can't take, or the interpreter would try again, and complain."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -63,7 +63,7 @@ def reason(error: BaseException) -> str:
 
 
 def tell(message: str) -> None:
-    """A line on stderr. If that fails, the exit status has to do."""
+    """Print a line on stderr. If that fails, the exit status must be enough."""
     with contextlib.suppress(OSError):
         print(message, file=sys.stderr)
 
@@ -176,7 +176,7 @@ class Wrapper:
 
 
 def wrapped(text: str) -> str:
-    """The text as the terminal should have it."""
+    """A whole text, wrapped for the terminal."""
     pieces: list[str] = []
     wrapper = Wrapper(pieces.append)
     wrapper.feed(text)
@@ -216,9 +216,9 @@ class Progress:
     bursts, so the latest speed says little.
 
     Args:
-        total: how many there are.
-        unit: their name, in the singular.
-        done: how many an earlier run did.
+        total: the number of items.
+        unit: what an item is called.
+        done: items that an earlier run did.
         quiet: print nothing.
     """
 
@@ -278,10 +278,10 @@ def closing_line(
     Args:
         stats: of an LLM.
         seconds: how long the run took.
-        as_json: a line of JSON, from stages that count latencies.
-        at_once: how many requests may run at once, in a batch run.
-        limits: how many outputs stopped at each limit, if that is known.
-        details: after the sentence, a line for each thing that the stage counts.
+        as_json: make it JSON, in stages that count latencies.
+        details: add a line for each thing that the stage counts.
+        at_once: in a batch run, how many requests may run at once.
+        limits: how many outputs stopped at each limit, if known.
     """
     tokens_per_second, has = stats.num_output_tokens / max(seconds, 1e-9), stats.__dataclass_fields__.keys()
     latencies = stats.latencies.percentiles() if "latencies" in has else None

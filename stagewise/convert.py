@@ -23,7 +23,7 @@ from .stages import STAGES, TOKENIZER_FILES
 WEIGHTS = ("model", "state_dict", "model_state_dict", "module")  # where a training program keeps the weights,
 SIZES = ("config", "model_args", "model_config", "hyper_parameters", "args")  # and their sizes
 # Of torch.compile, DistributedDataParallel, Lightning and Hugging Face.
-PREFIXES = ("_orig_mod.", "module.", "model.", "transformer.")
+PREFIXES = ("_orig_mod.", "module.", "model.", "transformer.")  # of tensors' names
 HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads")
 HEADS_OF = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1600): 25}  # GPT-2's own: (n_layer, n_embd) -> n_head
 GPT2_TOKENS = 50257, 51281  # a vocabulary may be rounded up, usually to 50,304
@@ -53,9 +53,9 @@ def convert(source: Path, directory: Path, gelu: str | None, n_head: int | None,
         made.mkdir()
         try:
             if source.is_dir():
-                notes = of_directory(source, made, tokenizer)
+                notes = convert_directory(source, made, tokenizer)
             else:
-                notes = of_training(source, made, gelu, n_head, tokenizer)
+                notes = convert_file(source, made, gelu, n_head, tokenizer)
             check_readable(made)
         except ValueError as error:
             raise ValueError(str(error).replace(str(made), str(source))) from None
@@ -68,7 +68,7 @@ def convert(source: Path, directory: Path, gelu: str | None, n_head: int | None,
 # --- A file of a training program -----------------------------------------------------------------------------------
 
 
-def of_training(source: Path, made: Path, gelu: str | None, n_head: int | None, tokenizer: Path | None) -> list[str]:
+def convert_file(source: Path, made: Path, gelu: str | None, n_head: int | None, tokenizer: Path | None) -> list[str]:
     """Write the weights, sizes and tokenizer of a training checkpoint."""
     content = load_content(source)
     told: dict[str, Any] = {}
@@ -126,7 +126,7 @@ def load_content(path: Path) -> dict[str, Any]:
 
 
 def check_begin(path: Path, begin: bytes) -> None:
-    """Raise ValueError for files of other kinds."""
+    """Raise ValueError for a file that begins like one of another kind."""
     if not begin:
         raise ValueError(f"{path} is empty")
     kinds = {
@@ -161,7 +161,7 @@ def weights_of(content: dict[str, Any], path: Path) -> dict[str, Any]:
     linear = STAGES[1].STORED_TRANSPOSED
     if tensors["h.0.attn.c_attn.weight"].shape[0] != n_embd:  # [3 * n_embd, n_embd], as in torch
         tensors = {name: t.t() if name.endswith(linear) and t.dim() == 2 else t for name, t in tensors.items()}
-    if "ln_f.bias" not in tensors:  # trained without biases: as if they were zero
+    if "ln_f.bias" not in tensors:  # trained without biases: they are zero
         weights = {name: t for name, t in tensors.items() if ".ln_" in name or "ln_f" in name or name.endswith(linear)}
         tensors |= {name.removesuffix("weight") + "bias": t.new_zeros(t.shape[-1]) for name, t in weights.items()}
     head = tensors.pop("lm_head.weight", tensors["wte.weight"])
@@ -196,7 +196,7 @@ def copy_tokenizer(place: Path, made: Path, vocab_size: int) -> list[str]:
 # --- A directory in Hugging Face layout -----------------------------------------------------------------------------
 
 
-def of_directory(source: Path, made: Path, tokenizer: Path | None) -> list[str]:
+def convert_directory(source: Path, made: Path, tokenizer: Path | None) -> list[str]:
     """Write what transformers reads from a directory."""
     check_directory(source)
     import torch
@@ -239,7 +239,7 @@ def of_directory(source: Path, made: Path, tokenizer: Path | None) -> list[str]:
 
 
 def check_directory(source: Path) -> None:
-    """Raise ValueError for directories for which transformers' own error would say less."""
+    """Raise ValueError where transformers' own error would say less."""
     if (source / "adapter_config.json").exists():
         base = STAGES[1].read_json(source / "adapter_config.json").get("base_model_name_or_path")
         raise ValueError(
@@ -271,7 +271,7 @@ def import_transformers() -> Any:
 def by_transformers(source: Path, read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except Exception as error:  # it has many
+    except Exception as error:  # transformers has many kinds
         reason = next((ours for theirs, ours in REASONS.items() if theirs in str(error)), str(error))
         reason = reason.strip().split("\n")[0] or type(error).__name__
         raise ValueError(f"{source}: transformers can't read it: {reason:.300}") from error
@@ -281,7 +281,7 @@ def by_transformers(source: Path, read: Callable[[], Any]) -> Any:
 
 
 def check_readable(made: Path) -> None:
-    """Read it as a stage does. Raises the stage's ValueError if it can't."""
+    """Read the result as a stage does. Raises the stage's ValueError if it can't."""
     open_model(made)
 
 
@@ -332,7 +332,9 @@ def build_parser(prog: str) -> Parser:
     parser.add_argument(
         "--n-head", type=int, metavar="N", help="how many heads, if a training program's file does not say"
     )
-    parser.add_argument("--tokenizer", type=Path, metavar="DIRECTORY", help="whose tokenizer (default: SOURCE's)")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="DIRECTORY", help="take the tokenizer from here (default: SOURCE)"
+    )
     return parser
 
 

@@ -5,7 +5,7 @@ stdin (`-`).
 The file extension decides: .jsonl, .json, .csv, .tsv, .txt or .parquet, maybe with .gz or .zst; any other is read as
 JSON lines. Each row becomes the corresponding line of JSON:
 
-- CSV and TSV have a header; all values are texts.
+- CSV and TSV have a header; all values are strings.
 - A line of a .txt file is a prompt.
 - In a .json file with an object, such as {"data": [...]}, its only list of objects has the rows.
 - In parquet and Arrow a field without a value is null, a date is a text as in ISO 8601, a decimal its digits, bytes are
@@ -36,20 +36,19 @@ from .strict_json import from_line, no_duplicates
 
 HUB = "hf://"
 STDIN = "-"
-STATE = "state.json"  # of a folder of save_to_disk: lists its Arrow files
+STATE = "state.json"  # in a folder written by save_to_disk: lists its Arrow files
 KINDS = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
-NUM_LOOKED_AT = 100  # rows, for which fields an input has
+NUM_LOOKED_AT = 100  # rows, to see which fields an input has
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which fields of a row have what a run needs. A field of a field is named with a dot, as in `answer.value` or
-    `choices.0`.
+    """The fields of a row that a run uses. A nested field is named with dots, as in `answer.value` or `choices.0`.
 
     Attributes:
         prompt, id: the fields.
         template: makes the prompt, as in "Question: {question}\\nAnswer:".
-        choices: the field with the texts from which to pick the likeliest; or these texts themselves.
+        choices: the field with the texts from which to pick the likeliest, or a tuple of these texts.
         score: "text": how likely the prompt is as a text; "last-word": how likely its last word is after the others.
     """
 
@@ -107,8 +106,7 @@ class Columns:
 
 
 def find(values: dict, path: str, flag: str) -> Any:
-    """A field of a row, or a nested field: `answer.value`, `conversations.0.value`. Raises ValueError if there is
-    none."""
+    """A field of a row, or a nested one, as in `conversations.0.value`. Raises ValueError if there is none."""
     if path in values:
         return values[path]
     value: Any = values
@@ -222,7 +220,8 @@ def read_bytes(name: str) -> bytes:
 
 
 def unpacked(name: str, content: bytes) -> bytes:
-    """The content of a file, whose first bytes say how it is compressed. Raises ValueError if it is damaged."""
+    """A file's content, decompressed if its first bytes say that it is compressed. Raises ValueError if it is
+    damaged."""
     try:
         if content.startswith(b"\x1f\x8b"):
             return gzip.decompress(content)
@@ -281,7 +280,7 @@ def read_table(name: str, text: str, delimiter: str) -> list[bytes]:
 
 
 def read_json(name: str, text: bytes) -> list[bytes]:
-    """The rows of an array, or of an object's only list of objects; else the lines."""
+    """The rows of an array, or of the only list of objects in an object; else the lines."""
     try:
         whole = json.loads(text.decode("utf-8"), object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
@@ -325,7 +324,7 @@ def find_results(name: str) -> str:
 
 @contextlib.contextmanager
 def telling(what: str, kind: type[Exception] = OSError) -> Iterator[None]:
-    """A library's many errors (network, damaged files) as one error of this type, in one line."""
+    """Turn any error of a library (network, damaged files) into a one-line error of this type."""
     try:
         yield
     except Exception as error:

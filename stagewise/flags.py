@@ -77,7 +77,7 @@ SAMPLING = {
     "skip_special_tokens": dict(
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="include special tokens, such as the end token, in the text",
+        help="leave special tokens, such as the end token, out of the text (the default)",
     ),
     "truncate_prompt_tokens": dict(type=int, metavar="N", help="keep only the last N tokens of longer prompts"),
     "prompt_logprobs": dict(type=int, metavar="K", help="the same for the prompt's tokens; then --max-tokens may be 0"),
@@ -110,7 +110,7 @@ NEEDS = {
 
 def add_options(stage: Stage, add: Callable[..., Any]) -> None:
     """A flag for each option of the stage's engine. add: `ArgumentParser.add_argument`"""
-    for option in sorted(fields(stage.EngineConfig), key=lambda option: option.kw_only is True):  # the others first
+    for option in sorted(fields(stage.EngineConfig), key=lambda option: option.kw_only is True):  # keyword-only last
         settings = {"name": "--" + option.name.replace("_", "-"), "help": option.metadata["help"]}
         settings |= option.metadata["flag"]
         name, help, kind = settings.pop("name"), settings.pop("help"), (*get_args(option.type), option.type)[0]
@@ -241,7 +241,7 @@ def given_flags(parser: Parser, argv: list[str]) -> set[str]:
 
 
 def check_flags(stage: Stage, args: argparse.Namespace, given: set[str]) -> None:
-    """Raise ValueError for a given flag that has no effect in this run."""
+    """Raise ValueError for a flag that would have no effect in this run."""
     given = (given | ({"texts"} if args.texts else set())) - ({"n"} if args.n == 1 else set())
 
     def flag(name: str) -> str:
@@ -256,7 +256,7 @@ def check_flags(stage: Stage, args: argparse.Namespace, given: set[str]) -> None
             raise ValueError(f"{flag(name)} needs {' or '.join(map(flag, there))}")
     if args.policy == "priority" and "input" not in given:
         raise ValueError("--policy priority needs --input, whose lines may have a priority")
-    if {"input", "json"} <= given and not stage.can_serve:  # in the others the closing line is JSON
+    if {"input", "json"} <= given and not stage.can_serve:  # from stage 4 on it makes the closing line JSON
         raise ValueError("--json can't be combined with --input, whose results are JSON anyway")
 
 

@@ -1,5 +1,6 @@
-"""Compiles forms in a process that can be killed: a schema of a few characters may take minutes and gigabytes, and no
-limit of llguidance's stops that. What compiles here is compiled again by the caller, which takes about as long.
+"""Compiles the forms of structured output in a process that can be killed: a schema of a few characters may take
+minutes and gigabytes, and no limit of llguidance's stops that. What compiles here is compiled again by the caller,
+which takes about as long.
 """
 
 import contextlib
@@ -13,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 1.0  # of CPU time
-WALL_FACTOR = 10  # times as long where the machine is busy, or has no limit on CPU time
+WALL_FACTOR = 10  # times as much wall time: the machine may be busy, or have no limit on CPU time
 MEGABYTES = 512
-TRIAL_STEPS = 4  # some errors, and excesses, show only there
+TRIAL_STEPS = 4  # of generation: some errors, and some excessive forms, show only there
 
 
 class FormCheck:
-    """A process that compiles forms, one after another, and ends with the one that started it.
+    """A process that compiles forms, one after another, and ends with its parent.
 
     Args:
         setup: the vocabulary and the limits, as JSON.
@@ -39,12 +40,12 @@ class FormCheck:
         return self.setup == setup and self.pid == os.getpid() and self.process.poll() is None
 
     def compile(self, grammar: str, seconds: float) -> str:
-        """The error that it gives, in llguidance's words; empty if there is none."""
+        """llguidance's error; empty if there is none."""
         timer = threading.Timer(WALL_FACTOR * seconds, self.process.kill)
         timer.start()
         try:
             answer = self._say(json.dumps([grammar, seconds]).encode())
-        except BaseException:  # such as a Ctrl-C: nobody waits for the answer anymore
+        except BaseException:  # such as Ctrl-C: the next caller must not read this answer
             self.kill()
             raise
         finally:
@@ -56,7 +57,7 @@ class FormCheck:
         return json.loads(answer)
 
     def _say(self, line: bytes) -> bytes:
-        """Its answer; empty if it ends instead."""
+        """The process's answer; empty if it ends instead."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(line + b"\n")
             self.process.stdin.flush()
@@ -68,9 +69,9 @@ class FormCheck:
 
 
 def compile_forms() -> None:
-    """The process: answers each line with an error, or an empty text."""
+    """What the process runs: answers each line with an error, or an empty string."""
     del sys.path[0]  # this directory
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the process that started it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     import llguidance
 
     setup = json.loads(sys.stdin.buffer.readline())
@@ -89,7 +90,7 @@ def compile_forms() -> None:
 
 
 def try_out(matcher: Any) -> str:
-    """Take a few steps. Gives the error, or an empty text."""
+    """Take a few steps. Returns the error, or an empty string."""
     for _ in range(TRIAL_STEPS):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_error() or matcher.is_accepting() or not mask:
@@ -99,8 +100,8 @@ def try_out(matcher: Any) -> str:
 
 
 class Words:
-    """The vocabulary in llguidance's form. encode: tokenizes a text that is the only one possible; in this process,
-    where it makes no difference, into bytes."""
+    """The vocabulary as llguidance expects it. encode: tokenizes text that the form leaves no choice about; by default
+    into bytes, which is enough for a trial."""
 
     bos_token_id = None
 
@@ -121,15 +122,14 @@ def answer(text: str) -> None:
 
 
 def limit_time(seconds: float) -> None:
-    """End after this much CPU time, by a signal; 0: never. Windows has none."""
+    """Have a signal end the process after this much CPU time; 0: never. Windows has no such signal."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def limit_memory() -> None:
-    with contextlib.suppress(
-        ImportError, OSError, ValueError
-    ):  # where there is no such limit, wall-clock time is the limit
+    # Where there is no such limit, wall time is the limit.
+    with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -22,7 +22,7 @@ from .console import Wrapper, is_terminal, reason, without_echo
 
 Generate = Callable[[str], AsyncIterator[Any]]
 SIGN = "> "
-MOST_PROMPTS = 1000  # that are kept for later runs
+MAX_HISTORY = 1000  # prompts kept for later runs
 
 
 def converse(generate: Generate) -> float:
@@ -48,7 +48,7 @@ class Answers:
     Attributes:
         shown: the task of the prompt that is shown now.
         seconds: how long there was something to complete.
-        failure: why the input ended, if not in the ordinary way.
+        failure: the error that ended the input, if one did.
     """
 
     def __init__(self, generate: Generate):
@@ -145,15 +145,15 @@ def read_lines(answers: Answers) -> None:
 
 @contextlib.contextmanager
 def history() -> Iterator[None]:
-    """Readline's keys, and the prompts of earlier runs, which only their user can read."""
+    """Readline's keys, and the prompts of earlier runs, in a file that only the user can read."""
     try:
-        import readline  # it is what `input` reads with
+        import readline  # `input` uses it once it is imported
     except ModuleNotFoundError:  # Windows' own console has keys and a history
         yield
         return
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     path = Path(base) / "stagewise" / "history"
-    readline.set_history_length(MOST_PROMPTS)
+    readline.set_history_length(MAX_HISTORY)
     with contextlib.suppress(OSError):  # there is none yet
         readline.read_history_file(path)
     try:
@@ -189,8 +189,7 @@ def on_terminal(generate: Generate) -> float:
 
 
 async def answer(generate: Generate, line: str) -> tuple[float, bool]:
-    """Complete a line, and the lines that are typed in the meantime. Returns the seconds that it took, and whether more
-    can be typed."""
+    """Complete a line, and those typed in the meantime. Returns the seconds it took, and whether more can be typed."""
     answers, text, is_open, num_shown, is_new = Answers(generate), Wrapper(put), True, 0, True
 
     def begin(prompt: str) -> None:

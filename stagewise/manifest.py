@@ -14,7 +14,7 @@ from .console import naming
 from .dataset import Dataset
 from .stages import Setup, Stage
 
-NAMES = ("model", "input")  # paths, which may change; contents are compared by their hash
+PATHS = ("model", "input")  # may differ; what is in them is compared by hash
 
 
 def manifest_path(output: str) -> Path:
@@ -56,7 +56,7 @@ def resume(output: str, run: dict) -> None:
     if not path.exists():
         raise ValueError(f"--resume: there is no {path}, the manifest of the run that wrote {output}")
     before = read(path)
-    for name in (name for name in run if name not in NAMES):
+    for name in (name for name in run if name not in PATHS):
         a, b = before.get(name), run[name]
         if isinstance(a, dict) and isinstance(b, dict):
             for field in (field for field in b if a.get(field) != b[field]):

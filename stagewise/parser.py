@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         return [f"{flag}={as_text(value)}"]
 
     def error(self, message: str) -> NoReturn:
-        """As for any other error: one line, without the usage, which --help shows."""
+        """One line, like any other error; --help shows the usage."""
         words = message.partition("unrecognized arguments: ")[2].split()
         hints = [self._hint_of_place(words[0]) if words else None, *map(self._hint, words)]
         hints = dict.fromkeys(filter(None, hints))
@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
         return f"use {', '.join(known)}" if known else None
 
     def _hint(self, word: str) -> str | None:
-        """What an unknown flag may be called here."""
+        """The name here of a flag that another program or stage has."""
         flag = word.partition("=")[0].replace("_", "-")
         if not flag.startswith("--"):
             return None

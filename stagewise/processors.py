@@ -69,7 +69,7 @@ class TokenIds:
 
 
 class LogitBias:
-    """Add to logits: token id (in JSON a text) -> what is added, from -100 to 100."""
+    """Add to logits. bias: token id (in JSON a string) -> what to add, from -100 to 100."""
 
     def __init__(self, bias: Mapping[Any, float]):
         if not isinstance(bias, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -99,11 +99,11 @@ class AllowedTokenIds:
 
 
 class BadWords:
-    """Forbid texts, at the beginning of the output and after a space: the last token of each text after its other
-    tokens.
+    """Forbid texts, at the beginning of the output and after a space: once all tokens of a text but the last are there,
+    the last is forbidden.
 
     Attributes:
-        words: the tokens of each at the beginning of a text and after a space, which may be different and fewer.
+        words: the tokens of each text, without a space before it and with one.
     """
 
     def __init__(self, llm: Any, words: str | Sequence[str]):
@@ -133,14 +133,14 @@ def ends_with(token_ids: list[int], others: list[int]) -> bool:
 
 
 def number(name: str, value: Any, low: float, high: float) -> float:
-    """A number as a Python number. Raises ValueError, naming it, unless it is one from low to high."""
+    """A number as a float. Raises ValueError, naming it, unless it is from low to high."""
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:  # pyright: ignore[reportOperatorIssue]
         raise ValueError(f"{name} must be a number from {low} to {high}, got {value!r:.80}")
     return float(value)
 
 
 def whole_number(name: str, value: Any, low: int = 0, high: int = 2**63 - 1) -> int:
-    """A whole number as a Python int. Raises ValueError, naming it, unless it is one from low to high."""
+    """A whole number as a Python int. Raises ValueError, naming it, unless it is from low to high."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:  # pyright: ignore[reportOperatorIssue]
         raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r:.80}")
     return int(value)

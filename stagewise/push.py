@@ -30,7 +30,7 @@ CARD = """---
 # {name}
 
 {lines:,} lines that `python -m {stage}` of stagewise {version} made with the model `{model}`; {errors:,} of them are
-errors, and {truncated:,} outputs ended because they reached their greatest length.
+errors, and {truncated:,} outputs ended because they reached their maximum length.
 
 | | |
 |---|---|
@@ -45,9 +45,9 @@ SAMPLING = """
 |---|---|
 {rows}
 
-A line whose seed is `null` was drawn with one made of the run's seed and the line's number.
+Where the seed is `null`, it was derived from the run's seed and the line's number.
 """
-MOST_VALUES = 5  # of a sampling parameter, listed with how many lines had each
+MOST_VALUES = 5  # of a sampling parameter that are listed, each with its number of lines
 
 
 def read(path: Path) -> tuple[list[dict], dict]:

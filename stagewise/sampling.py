@@ -33,7 +33,7 @@ def sampling_params(llm: Any, **fields: Any) -> Any:
 
 @contextlib.contextmanager
 def cut_hint() -> Iterator[None]:
-    """To the error of a prompt that leaves no room for an output, add the flag that cuts prompts."""
+    """Add to the error of a prompt that leaves no room for an output the flag that truncates prompts."""
     try:
         yield
     except ValueError as error:
@@ -67,8 +67,7 @@ class Sampling:
         self._made: tuple[Any, tuple] = None, ()
 
     def replace(self, **fields: Any) -> "Sampling":
-        """With other values of these fields. Processors that were made are reused, if none of these fields is
-        theirs."""
+        """The same with other values of these fields. Processors are reused if they don't depend on them."""
         other = Sampling(self.stage, **{**self.fields, **fields})
         if not fields.keys() & {*PROCESSED}:
             other.given, other._made = self.given, self._made

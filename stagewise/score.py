@@ -4,8 +4,8 @@
     python -m stagewise score results.jsonl --reference answer --per-line scores.jsonl
     python -m stagewise score hf://datasets/USER/NAME --reference answer       # what `stagewise push` has put there
 
-A line's `text` is compared with its reference field: a text, a number, or a list of these of which the best counts. A
-nested field is OUTER.INNER, as in `answer.aliases`:
+A line's `text` is compared with its reference field: a text, a number, or a list of these, of which the best match
+counts. A nested field is OUTER.INNER, as in `answer.aliases`:
 
     exact_match   1 if they are equal once normalized: lower case, no punctuation, no articles, single spaces
     contains      1 if the normalized reference is in the normalized text
@@ -19,7 +19,7 @@ For a line with `choices` (scored by a run, see batch_file.py) the reference fie
 its number from 0 (`--labels-from 1`: from 1), as a number or as digits, or by its letter:
 
     accuracy       1 if its log-probability is the highest
-    accuracy_norm  1 if its log-probability per character is the highest: else short choices win
+    accuracy_norm  1 if its log-probability per character is the highest, which does not favor short choices
 
 For a line with a `continuation` the accuracy says whether greedy decoding would choose it, and continuation_perplexity
 is exp(-mean log-probability) of all continuations. For other scored texts the summary has the perplexity, exp(-mean
@@ -125,7 +125,7 @@ def score_line(result: Any, reference: Reference) -> dict:
 
 
 def texts_of(field: str | None, expected: Any) -> list[str]:
-    """A reference as the texts of which the best counts. Raises ValueError if it is not one."""
+    """A reference as a list of texts. Raises ValueError if it is not one."""
     if isinstance(expected, dict):
         names = ", ".join(f"{field}.{name}" for name in expected)
         raise ValueError(f"field {field!r} is an object: name a field of it ({names})")
@@ -152,7 +152,7 @@ def compare(text: str, references: list[str], extract: re.Pattern | None) -> dic
 
 
 def last_match(pattern: re.Pattern, text: str) -> str | None:
-    """Its first group, if it has groups."""
+    """The last match of a pattern; its first group, if the pattern has groups."""
     found = [match[1] if pattern.groups else match[0] for match in pattern.finditer(text)]
     return found[-1] if found else None
 
@@ -223,7 +223,7 @@ def likelihood(result: dict) -> dict:
 
 
 def perplexities(lines: list[dict]) -> dict:
-    """Of all texts together, as one: long ones count more."""
+    """The perplexities of all texts together, so that long ones count more."""
     result = {}
     for name, length in (("perplexity", "num_tokens"), ("byte_perplexity", "num_bytes")):
         texts = [line for line in lines if length in line]
@@ -268,8 +268,8 @@ def read_results(source: Path | str) -> bytes:
 
 
 def read_scores(source: Path | str, reference: Reference) -> tuple[list[dict], str | None]:
-    """The scores of every line of a result file, and why the first line that can't be scored can't. Raises ValueError
-    if none can be, or no line has the reference."""
+    """The scores of every line of a result file, and the error of the first line that can't be scored. Raises
+    ValueError if none can be, or if no line has the reference."""
     scores, fields, problem = [], {}, None
     for number, line in enumerate(read_results(source).removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if line.strip():

@@ -10,7 +10,7 @@ from .parser import Parser
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """The command's parser with those of all its subcommands."""
+    """A parser of the command, with the parsers of all its subcommands."""
     from . import convert, flags, push, score
     from .__main__ import COMMANDS
     from .replay.__main__ import build_parser as of_replay

@@ -14,8 +14,8 @@ from typing import Any
 
 from .wrap import weakly, wrap
 
-# The list of stages, in order, each with its idea as in titles and figures. Whatever else lists or counts them, or
-# names their ideas, takes that from here, or tests/test_registry.py compares it.
+# The stages in order, each with its idea as in titles and figures. Other lists of stages are made from this one, or
+# tests/test_registry.py compares them with it.
 IDEAS = {
     "stage01_single": "one at a time",
     "stage02_static_batch": "static batch",
@@ -27,8 +27,8 @@ IDEAS = {
     "stage08_int8": "weights in int8",
 }
 PACKAGES = dict(enumerate(IDEAS, start=1))
-# The newest one whose tokens are the checkpoint's. It runs if no stage is named: an update of a server or a batch run
-# must not change its tokens because a stage was added. Stage 8 rounds weights unless told otherwise.
+# The newest stage whose tokens are the checkpoint's, and the default: adding a stage must not change the tokens of a
+# server or a batch run. Stage 8 rounds weights unless told otherwise.
 EXACT = 7
 
 # Name -> the module that has it.
@@ -69,7 +69,7 @@ class Setup:
 
 
 class Stage:
-    """A stage: what it exports, as attributes, and what it can do."""
+    """A stage: its exports as attributes, and what it can do."""
 
     def __init__(self, number: int):
         if number not in PACKAGES:
@@ -77,7 +77,7 @@ class Stage:
         self.number, self.package, self.command = number, PACKAGES[number], f"stage{number:02}"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # no stage's export; and this object may not be whole yet
+        if name.startswith("_"):  # never an export; pickle asks before __init__ has run
             raise AttributeError(name)
         if name not in ELSEWHERE:
             return getattr(importlib.import_module(self.package), name)
@@ -113,7 +113,7 @@ class Stage:
 
     @functools.cached_property
     def can_serve(self) -> bool:
-        """Whether requests may come at any time, and join those that run."""
+        """Whether requests may come at any time and join the running ones."""
         return hasattr(self, "AsyncLLM")
 
     @functools.cached_property
@@ -137,8 +137,8 @@ class Stage:
     # --- What an engine is made of ----------------------------------------------------------------------------------
 
     def _sizes(self, options: dict) -> tuple[Any, Path, Any, int]:
-        """For an engine with these options, without loading it: its EngineConfig, directory, ModelConfig, and
-        max_model_len."""
+        """The EngineConfig, directory, ModelConfig and max_model_len of an engine with these options, without loading
+        it."""
         config, weights = self.EngineConfig(**options), self._part("weights")
         directory = weights.find_model(config.model, config.load_format)
         sizes = self._part("model").ModelConfig(**weights.read_config(config.model, directory, config.load_format))
@@ -146,7 +146,7 @@ class Stage:
         return config, directory, sizes, longest
 
     def setup(self, options: dict, device: str) -> Setup:
-        """For an engine with these options on this kind of device, without loading it.
+        """The Setup of an engine with these options on this kind of device, without loading it.
 
         Raises:
             ValueError, OSError: as LLM does.
@@ -159,7 +159,7 @@ class Stage:
         return Setup(config, directory, type_of_numbers(dtype, int8), longest)
 
     def most_cache_bytes(self, options: dict) -> int:
-        """The part of a KV cache that an engine with these options can fill."""
+        """The largest KV cache that an engine with these options can fill."""
         config, _, sizes, longest = self._sizes(options)
         pick, block = self._part("options"), getattr(config, "block_size", 1)
         dtype = pick.pick_dtype(config.dtype, pick.pick_device(config.device))
@@ -179,7 +179,7 @@ class Stage:
         return weights.generation_defaults(weights.find_model(model, load_format))
 
     def tokenizer_files(self, model: str, load_format: str, tokenizer: str | None) -> Path:
-        """The directory of a model's tokenizer, with its related files. Raises ValueError or OSError."""
+        """The directory of a model's tokenizer. Raises ValueError or OSError."""
         find = self._part("weights").find_model
         place = find(model, load_format) if tokenizer is None else find(tokenizer, "dummy")
         return place.parent if place.is_file() else place
@@ -230,8 +230,8 @@ def type_of_numbers(dtype: Any, int8: bool) -> str:
 
 
 def count_tokens(stage: Stage, llm: Any, tell: Callable[[int], None]) -> None:
-    """Report after each step, in the engine's thread, how many prompt tokens it computed and how many tokens it
-    generated."""
+    """Report after each step, in the engine's thread, the sum of the prompt tokens that it computed and the tokens that
+    it generated."""
     counts = []
 
     def commit(commit: Callable, batch: Any, *arguments: Any) -> list[Any]:
@@ -266,7 +266,7 @@ def limit_threads(stage: Stage, llm: Any) -> None:
 
 
 def end_tokens(llm: Any) -> tuple[int, ...]:
-    """The model's."""
+    """The model's end tokens."""
     return llm.engine.model_config.eos_token_ids
 
 
@@ -281,7 +281,6 @@ def check_beams(stage: Stage, llm: Any, prompt: Any, max_tokens: int, beams: Any
 
 
 def core_of(llm: Any) -> Any:
-    """The engine inside."""
     return llm.engine
 
 

@@ -1,4 +1,4 @@
-"""JSON by the standard, whatever is to be written; no duplicate keys, and errors of a line, in what is read."""
+"""JSON by the standard: no NaN in what is written, no duplicate keys in what is read, and errors that say where."""
 
 import json
 from typing import Any
@@ -23,8 +23,7 @@ def from_line(line: bytes, **options: Any) -> Any:
 
 
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of an object, as `object_pairs_hook` of json. Raises ValueError for a duplicate key: which of the two
-    is meant?"""
+    """The fields of an object, for json's `object_pairs_hook`. Raises ValueError for a duplicate key."""
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:

@@ -1,13 +1,13 @@
-"""Structured outputs: a logits processor that allows only tokens that keep the whole output in a form: one of some
-choices, a regular expression, a JSON schema, a grammar. Names and meanings are those of vLLM's
+"""Structured output: a logits processor that allows only tokens with which the whole output can still have a form: one
+of several choices, a regular expression, a JSON schema, a grammar. Names and meanings are those of vLLM's
 `StructuredOutputsParams`.
 
 A form is compiled into a matcher over tokens by llguidance (https://github.com/guidance-ai/llguidance, MIT license), an
 optional dependency. A matcher advances one token at a time; what may follow an output depends only on the output, so a
 missing matcher is rebuilt from the tokens.
 
-A form may come from a stranger. The limits below keep each step short, by counting the work. Compiling can't be limited
-like that: form_compiler.py does it first, in a process that can be killed.
+A form may come from a stranger. The limits below keep each step short, by counting the work. That can't limit
+compiling: form_compiler.py does it first, in a process that can be killed.
 """
 
 import functools
@@ -30,8 +30,8 @@ from .form_compiler import SECONDS, FormCheck, Words
 from .stages import end_tokens
 
 MAX_CHARACTERS = 2**16  # of a form
-MAX_MATCHERS = 1024  # that are kept, of one form: as many as the outputs that run at once
-STEP_SECONDS = 0.05  # time that compiling a form may take within a step
+MAX_MATCHERS = 1024  # kept for one form: at least one for each output that runs at once
+STEP_SECONDS = 0.05  # that compiling a form may take within a step
 MAX_RULES = 250  # that may refer to each other; a chain of 3,000 is too deep for the stack of llguidance's thread
 # llguidance's own limits are 2 to 50 times as high; with them `(a{1000}){1000}` takes minutes for its first token.
 LIMITS: dict[str, Any] = dict(
@@ -41,7 +41,7 @@ LIMITS: dict[str, Any] = dict(
     max_grammar_size=20_000,
     max_lexer_states=5_000,
 )
-# Between two parts of JSON one space, or none. A small model that may write more, or line breaks, goes on with them.
+# Between two parts of JSON one space, or none. A small model that may write more, or line breaks, does not stop.
 SPACES = r" "
 MISSING = (
     "structured_outputs needs the package llguidance, which is not installed: in the checkout, "
@@ -51,7 +51,7 @@ MISSING = (
 
 @dataclass(frozen=True)
 class Form:
-    """The form of an output. Exactly one of the first five.
+    """The form of an output: exactly one of the first five fields.
 
     Attributes:
         json: a JSON schema, as an object or as text. An object that lists `properties` has no others, unless the schema
@@ -148,9 +148,9 @@ def checked_text(name: str, value: Any) -> str:
 
 
 class Structured:
-    """The logits processor of a form. It is compiled once; each output with this form, of any request, has a copy of
-    the matcher. Copies share llguidance's lexer, and with it its limits: if one output exceeds them, so do all others
-    that run at the time; and if compiling the form takes long, later ones wait too.
+    """The logits processor of a form, which is compiled once. Each output with this form, of any request, has a copy of
+    the matcher. Copies share llguidance's lexer and its limits: if one output exceeds them, so do all others that run
+    at the time; and later ones too, if the form takes too long to compile again.
 
     Args:
         llm: the model's LLM, or AsyncLLM.
@@ -190,7 +190,7 @@ class Structured:
             matcher = self._start.deep_copy()
             matcher.consume_tokens(output_token_ids)
         allowed = next_tokens(matcher)
-        # If an earlier output has exceeded the limits that copies share, it is compiled again: here, within a step.
+        # If an earlier output has exceeded the shared limits, compile the form again: here, within a step.
         if matcher.is_error() and not output and self._seconds < STEP_SECONDS:
             self._start, self._seconds = self._compile()
             matcher = self._start.deep_copy()
@@ -207,8 +207,8 @@ class Structured:
 def make_matcher(
     asked: Form, tokenizer: Any, eos_token_ids: tuple[int, ...], seconds: float = SECONDS
 ) -> tuple[Any, float]:
-    """llguidance's matcher for a form, at the beginning of an output, and the seconds that this took in this process.
-    Raises ValueError."""
+    """llguidance's matcher for a form, at the beginning of an output, and the seconds that compiling it took in this
+    process. Raises ValueError."""
     try:
         import llguidance
     except ModuleNotFoundError:
@@ -217,7 +217,7 @@ def make_matcher(
     words, setup = vocabulary(tokenizer, eos_token_ids)
     try:
         grammar = grammar_of(asked, llguidance)
-    except Exception as error:  # of a converter of grammars
+    except Exception as error:  # llguidance's converters raise several kinds
         raise ValueError(f"structured_outputs.{name}: {reason(str(error))}") from None
     if error := check(grammar, setup, seconds):
         raise ValueError(f"structured_outputs.{name}: {reason(error)}")
@@ -231,7 +231,7 @@ def make_matcher(
 
 @functools.lru_cache(maxsize=64)
 def check(grammar: str, setup: bytes, seconds: float) -> str:
-    """Why a grammar can't be compiled; empty if it can. One that takes too long is tried once, not at each request."""
+    """Why a grammar can't be compiled; empty if it can. Cached, so that one that takes too long is tried only once."""
     global _check
     with _checking:
         if _check is None or not _check.is_usable(setup):
@@ -249,7 +249,7 @@ def next_tokens(matcher: Any) -> np.ndarray:
 
 
 def grammar_of(asked: Form, llguidance: Any) -> str:
-    """In llguidance's own format."""
+    """A form in llguidance's own format."""
     if asked.is_json:
         how = {"whitespace_flexible": False} if asked.disable_any_whitespace else {"whitespace_pattern": SPACES}
         schema = '{"type": "object"}' if asked.json_object else json.dumps(closed(json.loads(str(asked.json))))
@@ -262,17 +262,17 @@ def grammar_of(asked: Form, llguidance: Any) -> str:
 
 
 def with_ascii_digits(regex: str) -> str:
-    r"""The same regular expression, with `\d` as 0 to 9, as in JSON Schema and other engines: in Rust it is any
-    script's digit. A class may stand in a class there."""
+    r"""The same regular expression with `\d` as 0 to 9, as in JSON Schema and other engines: in Rust it is any script's
+    digit. Rust allows a class within a class."""
     digits = {"d": "[0-9]", "D": "[^0-9]"}
     return re.sub(r"\\(.)", lambda escape: digits.get(escape[1], escape[0]), regex, flags=re.DOTALL)
 
 
 def closed(schema: Any) -> Any:
-    """The schema without what it allows implicitly: fields that its objects don't list. JSON that is valid under this
-    is valid under the schema; a model that finds no end would make up fields until `max_tokens`.
+    """The schema without fields that its objects allow but don't list: a model that finds no end would make up fields
+    until `max_tokens`. JSON that is valid under the result is valid under the schema.
 
-    A schema that combines objects, for example with `allOf`, is not changed: what one part lists, another need not.
+    A schema that combines objects, for example with `allOf`, is not changed: a field may be listed in another part.
     """
     parts = list(nodes(schema))
     if any("allOf" in one or ("properties" in one and one.keys() & {"anyOf", "oneOf", "$ref"}) for one in parts):
@@ -285,7 +285,7 @@ def closed(schema: Any) -> Any:
 
 
 def nodes(schema: Any) -> Iterator[dict[str, Any]]:
-    """The objects in a schema that are schemas themselves, except in literal values."""
+    """A schema and all schemas in it, but not what only looks like one in literal values."""
     if isinstance(schema, list):
         for one in schema:
             yield from nodes(one)
@@ -316,7 +316,7 @@ _making = threading.Lock()
 
 
 def vocabulary(tokenizer: Any, eos_token_ids: tuple[int, ...]) -> tuple[Any, bytes]:
-    """All tokens in the form that llguidance and form_compiler.py need; made once, because it takes some tenths of a
+    """All tokens as llguidance and as form_compiler.py need them; made once, because it takes some tenths of a
     second."""
     import llguidance
 

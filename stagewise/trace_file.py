@@ -14,22 +14,22 @@ Header: {"trace": 3, …}
     num_slots       of the KV cache (stage 4)
     num_blocks      of the KV cache (from stage 5)
     free, num_findable
-                    the free blocks when the trace begins, in the order in which they are taken, and how many of these,
-                    the last ones, the prefix cache can find (a live page; else all blocks are free, in rising order)
+                    on a live page: the free blocks when the trace begins, in the order in which they are taken, and how
+                    many of them, at the end, the prefix cache can find (else all blocks are free, in rising order)
     bytes_per_token of the KV cache (from stage 3)
 
 Step: a forward pass; or, without rows, the engine at rest: nothing is left to do, and no request holds memory. Such a
-record has the events since the last forward pass, if there were any (for example, the last requests were aborted). A
-trace that does not end with one was cut short, or is an old one.
+record has the events since the last forward pass, if any (for example, the last requests were aborted). A trace that
+does not end with one was cut short, or is old.
     step            counts from 0 (on a live page: from the engine's first step)
-    start, seconds  when its forward pass began, and how long it took from there to the end of the commit
+    start, seconds  when its forward pass began, and the time from there to the end of the commit
     parts           seconds of "schedule", "draft", "build", "forward", "sample", "commit" (stages 1 to 3 schedule
-                    nothing; before stage 7 nothing is guessed). The first three are before `start`, the others make up
+                    nothing; before stage 7 nothing is drafted). The first three are before `start`, the others make up
                     `seconds`
-    before          events since the last step, up to this forward pass, in their order
+    before          events since the last step, up to this forward pass, in order
     rows            what the forward pass computed, see below
-    after           events of what followed, in their order
-    texts           token id (as text) -> its text, of the tokens that this trace has not named before
+    after           events that followed it, in order
+    texts           token id (as a string) -> its text, for tokens that are new in this trace
     kv_tokens_reserved, kv_tokens_used
                     of the KV cache during the step, in tokens (from stage 3; else null)
     num_blocks_shared, num_blocks_saved
@@ -38,48 +38,47 @@ trace that does not end with one was cut short, or is an old one.
 Row: one completion's part in the forward pass.
     request_id, index
     phase           "prefill" until its first token, then "decode"
-    start           the position of the first token that it computes; it computes num_tokens from there: which tokens
-                    these are its sequence says (prompt and output so far)
-    num_tokens      0 for a finished row that is carried along
-    num_padding     places that went through the model without a token of a live request
+    start           the position of the first token that it computes, in its sequence (prompt and output so far)
+    num_tokens      how many it computes from there; 0 for a finished row that is carried along
+    num_padding     positions that went through the model without a token of a live request
     slot            its row of the KV cache (stages 3, 4; else null)
     blocks          its block table (from stage 5; else null)
     drafts, num_accepted
-                    tokens that were guessed to follow, and went through the model after the others; the first
-                    num_accepted of them were right: each is the token of an event below (from stage 7)
+                    draft tokens, which went through the model after the others; the first num_accepted of them were
+                    right: each is the token of an event below (from stage 7)
 
 Event: {"kind": …, "request_id": …, "index": …, …}
-    queued          a request came: prompt_token_ids, output_token_ids (not empty if it was under way when the trace
-                    began), max_tokens, n (completions that are wanted), place ([key, arrival]: the queue is in the
-                    order of place and index; null in stages 1 to 3, whose queue is in the order of these events)
-    admitted        it runs from this step on: slot (stages 3, 4), num_cached_tokens (from stage 5: so many tokens were
-                    found in the prefix cache, and are not computed)
-    refused         it is the next in the queue and could not be admitted to this step: reason, one of
-                      "running"   as many as may run already: most
+    queued          a request came: prompt_token_ids, output_token_ids (not empty if it was running when the trace
+                    began), max_tokens, n (completions requested), place ([key, arrival]: the queue is sorted by place
+                    and index; null in stages 1 to 3, whose queue is in the order of these events)
+    admitted        it runs from this step on: slot (stages 3, 4), num_cached_tokens (from stage 5: found in the prefix
+                    cache, and not computed)
+    refused         it is next in the queue and could not be admitted to this step: reason, one of
+                      "running"   no more requests may run at once: most
                       "budget"    the step has no tokens left
-                      "whole"     its prompt does not fit into the step's rest whole (chunked prefill is off):
+                      "whole"     its whole prompt does not fit into what the step has left (chunked prefill is off):
                                   needed, left
                       "scores"    the step made no more logits of prompts (before 0.2)
-                      "blocks"    needed, free, reserve: blocks. Who is admitted after this event goes ahead of it
+                      "blocks"    needed, free, reserve: blocks. A request admitted after this event overtakes it
                       "preempted" a request was preempted just now: memory is short
     preempted       it waits again, without its memory
     copied          copy-on-write: source and target, blocks
-    evicted         block: one that could still be found is taken for something else
-    taken           block: it is free no more
-    released        block: it is free. findable: the prefix cache can still find it, and it comes last of the free
-                    blocks; else it comes first
-    token           it got the token token_id. An index that was not named before is another completion of its
-                    request, with the same prompt: where several are wanted, the step that computes the end of the
-                    prompt gives as many as have a place their first token
-    forked          another completion of its request, with the same prompt, begins: after its first token it runs on
-                    in the blocks of its sibling `parent` (an index), unless it has ended with it; or, with running
-                    false, it waits, and has no token yet
+    evicted         block: one that the prefix cache could still find is reused
+    taken           block: it is no longer free
+    released        block: it is free. findable: the prefix cache can still find it, and it goes to the end of the free
+                    blocks; else to the front
+    token           it got the token token_id. An index that is new is another completion of its request, with the same
+                    prompt: the step that computes the end of the prompt gives a first token to as many completions as
+                    have a place
+    forked          another completion of its request, with the same prompt, begins: after its first token it goes on in
+                    the blocks of its sibling `parent` (an index), unless both have ended; or, with running false, it
+                    waits, and has no token yet
     beams           beam search: the request's beams are replaced, beam i by parents[i] with token_ids[i] after it.
                     Beams are known by their index; one that is no parent is dropped
     finished        reason: "stop", "length" or "abort" (or "beams": the search is done)
-    restarted       a step was cut short: all memory is free, in rising order, and nothing can be found in it. Those
-                    that go on wait again, each with a "queued" after this; of the others (an interrupted beam
-                    search, say) there is no more
+    restarted       a step was cut short: all blocks are free, in rising order, and the prefix cache is empty. Requests
+                    that go on wait again, each with a "queued" after this; the others (an interrupted beam search, say)
+                    are gone
 """
 
 import json
@@ -103,7 +102,7 @@ REASONS = ("running", "budget", "whole", "scores", "blocks", "preempted")  # of 
 
 # The fields by name, and what each may be.
 NULL, TIME = type(None), (int, float)
-LARGEST = 10**7  # number of a header, of blocks say: a page draws each
+LARGEST = 10**7  # number in a header, say of blocks: a page draws each
 HEADER = dict(trace=int, stage=str, model=str, options=dict, max_model_len=int)
 HEADER_OF_SOME = dict(num_slots=int, num_blocks=(int, NULL), bytes_per_token=(int, NULL), free=list, num_findable=int)
 STEP = dict(
@@ -131,7 +130,7 @@ ROW = dict(
     blocks=(list, NULL),
 )
 ROW_OF_SOME = dict(drafts=(list, tuple), num_accepted=int)
-WHOSE = dict(request_id=str, index=int)  # of every event except these
+WHOSE = dict(request_id=str, index=int)  # in every event except these
 OF_THE_ENGINE = ("evicted", "taken", "released", "restarted")
 EVENTS: dict[Any, dict] = dict(
     queued=dict(prompt_token_ids=list, output_token_ids=list, max_tokens=int, n=int, place=(list, NULL)),
@@ -186,7 +185,7 @@ def write_trace(path: Path, trace: Any) -> None:
 
 
 def lines_of(trace: Any) -> Iterator[dict]:
-    """A trace of tracing.py, the header first; at its end, if nothing is left to do, the engine at rest."""
+    """The lines of a trace: its header, its steps and, if nothing is left to do, the engine at rest."""
     yield trace.header
     step, unfinished = None, set()
     for record in trace.records:
@@ -218,7 +217,7 @@ def at_rest(last: dict) -> dict:
 
 
 def whole_step(step: dict) -> dict:
-    """A step as in a file: rows without guesses omit these fields."""
+    """A step as in a file: rows without drafts omit their fields."""
     rows = [row if row.get("drafts") else {name: row[name] for name in ROW} for row in step["rows"]]
     return {**step, "rows": rows}
 
@@ -274,7 +273,7 @@ def is_json(line: bytes) -> bool:
 
 
 def finite(number: str) -> float:
-    """A number of the file. Raises ValueError for one that a page could not read."""
+    """A number in the file. Raises ValueError for one that a page could not read."""
     if not math.isfinite(value := float(number)):
         raise ValueError(f"{number} is not finite")
     return value
@@ -314,14 +313,14 @@ def check_step(record: Any, number: int) -> None:
 
 
 def check_names(step: dict, known: set[str]) -> None:
-    """Raise ValueError for a row of a request that never came; `known` are the ones that did."""
+    """Raise ValueError for a row of a request that never came. known: those that did."""
     known.update(event["request_id"] for event in step["before"] if event["kind"] == "queued")
     if unknown := [row["request_id"] for row in step["rows"] if row["request_id"] not in known]:
         raise ValueError(f"a row of the request {unknown[0]!r}, which was never queued")
 
 
 def check_blocks(step: dict, free: set[int], header: dict) -> None:
-    """Raise ValueError for a block that is taken but not free, or released but free; `free` are the free blocks."""
+    """Raise ValueError for a block that is taken but not free, or released but free. free: the free blocks."""
     for event in step["before"] + step["after"]:
         if event["kind"] == "restarted":
             free.update(range(header.get("num_blocks") or 0))

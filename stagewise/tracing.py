@@ -1,11 +1,11 @@
-"""Traces: a record of what an engine does, step by step, while somebody watches.
+"""Traces: a record of what an engine does, step by step, while it is watched.
 
     trace = stagewise.trace(llm)
     llm.generate(...)
     trace.records      # a StepRecord of every forward pass
     trace.close()      # the engine is as before
 
-trace_file.py explains the fields and events, and reads files of them.
+trace_file.py explains the fields and events, and reads and writes files.
 """
 
 import functools
@@ -24,8 +24,8 @@ from .wrap import wrap
 @dataclass  # not frozen: creating it would take several times as long, in every step
 class RowRecord:
     """What one forward pass did for one completion of a request: `num_tokens` tokens, the first at position `start`.
-    `phase` is "prefill" until its first token, then "decode". Its keys and values are in the `slot` of a cache of rows,
-    or the `blocks` of a paged one. After its tokens come its draft's; the first `num_accepted` were right.
+    `phase` is "prefill" until its first token, then "decode". Its keys and values are in a `slot`, or in `blocks`.
+    `drafts` follow its tokens; the first `num_accepted` of them were right.
     """
 
     request_id: str
@@ -65,7 +65,7 @@ Listener = Callable[[StepRecord], object]  # called in the thread that runs the 
 
 
 class Trace:
-    """The steps of an engine from now on, until it is closed. May be used in a `with`.
+    """Records the steps of an engine until it is closed. May be used in a `with`.
 
     Attributes:
         header: describes the engine, for readers of the trace.
@@ -110,7 +110,7 @@ def stage_of_llm(llm: Any) -> Stage:
 
 
 def between_steps(llm: Any, function: Callable[[], Any]) -> Any:
-    """Call a function while the engine does not change; returns its result. May wait for a step."""
+    """The result of a function that is called between two steps. May wait for a step."""
     loop = getattr(llm, "loop", None)  # from stage 4 on
     return function() if loop is None or not loop.thread.is_alive() else loop.call(function)
 
@@ -121,19 +121,19 @@ def attach(llm: Any, listener: Listener) -> None:
 
 
 def detach(llm: Any, listener: Listener) -> None:
-    """No more records for this listener. An engine that is being closed takes no calls, and its records end anyway."""
+    """Give a listener no more records."""
     try:
         between_steps(llm, lambda: recorder_of(llm).detach(listener))
     except RuntimeError:
-        if not llm.loop.closing:
+        if not llm.loop.closing:  # then the engine takes no calls, and there are no more records
             raise
 
 
 def look_on(llm: Any, listener: Listener) -> tuple[dict, list[dict], int]:
-    """Give each record to a listener who joins while the engine is running.
+    """Give each record to a listener that joins while the engine is running.
 
     Returns:
-        the header, what is there already as events, and how many of the first record's events are among these.
+        the header, the present state as events, and how many events of the first record this state includes.
     """
 
     def begin() -> tuple[dict, list[dict], int]:
@@ -163,8 +163,8 @@ def recorder_of(llm: Any) -> "Recorder":
 class Recorder:
     """Makes the records of one engine, for all listeners.
 
-    It wraps the methods in which things happen, and gets the events that the scheduler and the block manager emit. A
-    wrapper has the name of the method that it wraps.
+    It wraps methods of the engine, and gets the events that the scheduler and the block manager emit. A wrapper has the
+    name of the method that it wraps.
     """
 
     def __init__(self, llm: Any):
@@ -178,7 +178,7 @@ class Recorder:
 
     @property
     def engine(self) -> Any:
-        """The recorder belongs to its engine, so it holds a weak reference to it."""
+        """`recorders` keeps this object as long as its engine lives, so it holds a weak reference to it."""
         return self._engine()
 
     def _clear(self) -> None:
@@ -192,8 +192,8 @@ class Recorder:
     # --- Listeners --------------------------------------------------------------------------------------------------
 
     def attach(self, listener: Listener, at_rest: bool) -> int:
-        """Returns how many events of the first record came before. at_rest: the listener also wants a record without
-        rows when nothing is left to do."""
+        """Returns how many events of the next record have already happened. at_rest: the listener also wants a record
+        without rows when nothing is left to do."""
         if not self._listeners:
             self._clear()
             self._wrap()
@@ -231,8 +231,8 @@ class Recorder:
     # --- What is wrapped around the engine --------------------------------------------------------------------------
 
     def run(self, run: Callable, requests: deque[Any]) -> Iterator[list[Any]]:
-        """Stages 1 to 3: from the first step of these requests to their ends."""
-        unfinished = dict.fromkeys(requests)  # keep no reference to the others: they may be large
+        """Stages 1 to 3: all steps of these requests."""
+        unfinished = dict.fromkeys(requests)  # keep no reference to finished ones: they may be large
         self.queued(unfinished)
         steps = run(requests)
         del requests
@@ -243,7 +243,7 @@ class Recorder:
                         del unfinished[request]
                 yield updated
         finally:
-            for request in unfinished:  # these are no longer wanted
+            for request in unfinished:  # the caller has stopped early
                 self.emit("finished", request, reason="abort")
 
     def add(self, add: Callable, request: Any) -> None:
@@ -261,8 +261,8 @@ class Recorder:
         self._rest()
 
     def search(self, run: Callable, searches: list[Any]) -> None:
-        """Beam searches, from their prompts to their ends; searches that are no longer wanted are aborted. After an
-        error all waiting requests start over, and the searches are gone."""
+        """Whole beam searches; those whose callers have left are aborted. After an error all waiting requests start
+        over, and the searches are gone."""
         self._searches = True
         self.queued([search.request for search in searches])
         try:
@@ -337,32 +337,32 @@ class Recorder:
     # --- What happens -----------------------------------------------------------------------------------------------
 
     def emit(self, kind: str, request: Any = None, /, **details: Any) -> None:
-        """Something has happened, to a request or to the engine."""
+        """Record an event, of a request or of the engine."""
         who = {} if request is None else who_is(request)
         self._events.append({"kind": kind, **who, **details})
         self._rests = False
 
     def queued(self, requests: Iterable[Any]) -> None:
-        """Requests came, or start over with the tokens that they have."""
+        """Record requests that came, or that start over with their tokens."""
         self._events += describe(requests)
         self._rests = False
 
     def _got_token(self, request: Any) -> None:
-        """A request got a token, or an error, and has ended if that was its last."""
+        """Record a request's token, and its end if that was the last; a failed request has no token."""
         if request.finish_reason not in ("abort", "error") and request.output_token_ids:
             self.emit("token", request, token_id=request.output_token_ids[-1])
         if request.finished and has_begun(request):
             self.emit("finished", request, reason=request.finish_reason)
 
     def mark(self, part: str | None) -> None:
-        """From here on the step is in this part."""
+        """End the current part of the step, and begin this one."""
         now = time.perf_counter()
         if self._part is not None:
             self._parts[self._part] = self._parts.get(self._part, 0.0) + now - self._since
         self._part, self._since = part, now
 
     def _end(self) -> None:
-        """The step is over. A step that fails has no end; its events become part of the next one."""
+        """Record the step. One that fails does not come here: its events become part of the next one."""
         seconds = time.perf_counter() - self._start
         batch, self._batch = self._batch, None  # it may be large
         if batch is not None:  # otherwise there was nothing to do
@@ -393,7 +393,7 @@ class Recorder:
             if wants_rest or not at_rest:
                 listener(record)
 
-    # --- What a stage's batch and cache say -------------------------------------------------------------------------
+    # --- What a stage's batch and cache contain ---------------------------------------------------------------------
 
     def _memory_of(self, batch: Any) -> tuple[int | None, ...]:
         """Tokens of the KV cache that are reserved and used, blocks that are shared, and blocks that sharing saves."""
@@ -449,7 +449,7 @@ def row_of(request: Any, start: int, num_tokens: int, num_padding: int = 0) -> R
 
 
 def index_of(request: Any) -> int:
-    """Which completion of its request it is."""
+    """Which completion of its request this is."""
     return getattr(request, "index", 0)
 
 
@@ -463,7 +463,7 @@ def who_is(request: Any) -> dict[str, Any]:
 
 
 def has_begun(completion: Any) -> bool:
-    """Whether it is the first of its request, or has left the prompt that it shares with the first."""
+    """Whether it is its request's first completion, or no longer waits for the first to compute their prompt."""
     return not index_of(completion) or bool(completion.output_token_ids) or completion.rank is not None
 
 
@@ -480,7 +480,7 @@ def describe(requests: Iterable[Any]) -> list[dict]:
 
 
 def new_texts(events: Iterable[dict], named: set[int], token_text: Callable[[int], str]) -> dict[int, str]:
-    """The texts of tokens in these events that were not recorded before; now they are."""
+    """The texts of tokens in these events that are not in `named`, to which it adds them."""
     found = set()
     for event in events:
         if event["kind"] == "token":

@@ -1,4 +1,4 @@
-"""Wrap a method of one object for a while: an attribute of the object hides the method of its class.
+"""Wrap a method of one object for a while: an attribute of the object shadows the method of its class.
 
 Only code that watches an engine from outside does this: traces, the live page, the server's counters. The stages
 themselves wrap nothing.
@@ -25,7 +25,7 @@ class Wrapped:
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
-    """From now on `owner.name(*arguments)` is `wrapper(method, *arguments)`. Returns a function that undoes it."""
+    """Make `owner.name(*arguments)` call `wrapper(method, *arguments)`. Returns a function that undoes it."""
     own = vars(owner).get(name)
     wrapped = own if isinstance(own, Wrapped) else Wrapped(weakly(getattr(owner, name)))
     wrapped.wrappers.append(wrapper)

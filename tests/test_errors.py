@@ -152,6 +152,22 @@ def test_the_server_answers_and_goes_on(number):
         assert fine.json()["usage"]["completion_tokens"] == 3
 
 
+def test_the_server_tells_a_model_that_fails_from_a_request_that_does():
+    """Whole and streamed: 500 with the model's error, not an error in the server."""
+    with serving(5, "tinytales") as app:
+        model, body = app.service.engine.llm.engine.runner.model, {"model": "tales", "prompt": "Once", "max_tokens": 3}
+        forward = model.forward
+        model.forward = lambda *arguments: forward(*arguments) * torch.nan
+        whole = ask(app, "/v1/completions", body)
+        *_, streamed = read_events(ask(app, "/v1/completions", {**body, "stream": True}).content)
+        model.forward = forward
+        for error in (whole.json()["error"], streamed["error"]):
+            assert (error["code"], error["type"]) == ("generation_failed", "server_error")
+            assert "logits are not finite" in error["message"]
+        assert whole.status_code == 500
+        assert ask(app, "/v1/completions", body).status_code == 200
+
+
 @pytest.mark.parametrize("stage", STAGES[1:], ids=lambda stage: stage.directory)
 def test_a_line_that_fails_is_an_error_and_the_run_goes_on(stage, tmp_path):
     """As the only line, the last and any other; also a form that goes beyond the limits while it is written. A resumed

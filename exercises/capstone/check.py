@@ -31,7 +31,7 @@ def load(path: Path) -> ModuleType:
     """A learner's file as a module. Raises whatever its own code raises."""
     spec = importlib.util.spec_from_file_location("capstone", path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is no Python file")
+        raise ValueError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules["capstone"] = module  # a dataclass looks itself up there
     spec.loader.exec_module(module)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Milestone:
-    """One of the eight.
+    """A milestone.
 
     Attributes:
         module: the module of this package with the checks.
         stage: the stage whose files make up the skeleton.
-        minutes: how long it takes to write, from and to.
+        minutes: how long it takes to write, at least and at most.
         to_write: file -> functions of which the skeleton has only signature and docstring.
         verbs: the checks of verbs.py that run first, in this order.
         later: file -> functions of a later milestone -> their body until then.

@@ -1,4 +1,4 @@
-"""Milestone 2, a batch: many rows in one forward pass, none of which notices the others."""
+"""Milestone 2, a batch: many rows in one forward pass, none of which affects another."""
 
 import random
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from exercises.grading import Wrong
 from tools.engines import STAGES, OwnEngine, random_prompts, unknown_argument
 
-FIRST = STAGES[0]  # the reference: it has nothing that could be wrong about batches, caches or blocks
+FIRST = STAGES[0]  # the reference: without batches, caches and blocks, little can be wrong
 NEAR_TIE = 1e-3  # logits closer than this may come in either order
 MERGES = ("Ġ t", "Ġ a", "h e", "i n", "r e", "o n", "Ġt he", "e r", "Ġ s", "a t")
 END = 256 + len(MERGES)  # the end token; the tokens before it are the 256 bytes and the merges
@@ -180,8 +180,8 @@ class Lab:
 
     Args:
         own: the engine.
-        folder: for the models.
-        tell: is called with each case as it begins, in case it does not end.
+        folder: where the models go.
+        tell: called with each case as it begins, in case it does not end.
     """
 
     def __init__(self, own: OwnEngine, folder: Path, tell: Callable[[str], None] = lambda case: None):

@@ -30,7 +30,7 @@ def outcomes(
 ) -> Iterator[Outcome]:
     """Check an engine in this process, up to the first check that fails.
 
-    tell: is called with each case and its milestone as it begins, in case it does not end.
+    tell: called with each case and its milestone as it begins, in case it does not end.
     """
     from tools.engines import OwnEngine
 

@@ -66,7 +66,7 @@ class Run:
         while self.llm.has_unfinished_requests():
             if self.num_steps == most:
                 left = sorted(self.tokens.keys() - self.finished)
-                raise Wrong(self.case, "all finished", f"{left} are not, after {most} steps", "somebody is forgotten")
+                raise Wrong(self.case, "all finished", f"{left} are not, after {most} steps", "a request is forgotten")
             self.step()
 
 

@@ -350,7 +350,7 @@ def check_batches(lab: Lab) -> None:
 
 
 def queued(lab: Lab, scheduler: Any, lengths: Sequence[int]) -> dict[Any, str]:
-    """Requests with prompts of these lengths, which wait in a scheduler, each with its name: A, B, C."""
+    """New requests in a scheduler's queue with prompts of these lengths, and their names: A, B, C."""
     names = {request(lab, range(1, length + 1)): name for length, name in zip(lengths, "ABC", strict=False)}
     for one in names:
         scheduler.add(one)
@@ -363,7 +363,7 @@ def scheduled(scheduler: Any, names: dict[Any, str]) -> list[tuple[str, int]]:
 
 
 def stepped(scheduler: Any, names: dict[Any, str]) -> list[tuple[str, int]]:
-    """The same, and what the engine does then: tokens are computed, and who is ready gets one."""
+    """The same, and what the engine does next: compute the tokens, and give one to each request that is ready."""
     rows = scheduler.schedule()
     for one, count, ready in rows:
         one.num_computed_tokens += count
@@ -389,7 +389,7 @@ SAID = {
 
 
 def committed(rows: Sequence[Any], remove: Any) -> None:
-    """What the engine does after a step, by hand."""
+    """Do by hand what the engine does after a step."""
     for one, count, ready in rows:
         one.num_computed_tokens += count
         if ready:
@@ -645,7 +645,7 @@ def check_block_admission(lab: Lab) -> None:
             for one, count, ready in scheduler.schedule():
                 one.num_computed_tokens += count
                 one.output_token_ids += [11] * bool(ready)
-            scheduler.running.reverse()  # B, then A: further completions of a prompt, too, join behind others
+            scheduler.running.reverse()  # B, then A: a prompt's further completions also join after later requests
             rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
         expect(f"{case}, B before A in `running`: rows of the second step", rows, right, likely=likely)
     likely = "`schedule` adds one to `self.num_steps`, which the policies use"

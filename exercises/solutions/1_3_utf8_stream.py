@@ -77,7 +77,7 @@ MUTANTS = [
     ("holds back sixteen characters", "default=1) - 1, 0, -1)", "default=1) - 1, 0, -1)[-16:]", "a stop text of 100 characters"),
 ]  # fmt: skip
 
-ANEW = """    def anew(self, data, final=False):
+AGAIN = """    def again(self, data, final=False):
         self.data += data
         text = codecs.getincrementaldecoder("utf-8")(errors="replace").decode(self.data, final)
         before, self.decoded = len(self.decoded), text
@@ -85,7 +85,7 @@ ANEW = """    def anew(self, data, final=False):
 
 """
 ALSO_RIGHT = [
-    ("decodes everything anew", ("        self.decoder = codecs", DECODE, 'self.decoder.decode(b"", final=True)', "    def add("),
-     ("        self.data, self.decoded = b'', ''\n        self.decoder = codecs", "self.anew(data)", 'self.anew(b"", True)',
-      ANEW + "    def add(")),
+    ("decodes everything again", ("        self.decoder = codecs", DECODE, 'self.decoder.decode(b"", final=True)', "    def add("),
+     ("        self.data, self.decoded = b'', ''\n        self.decoder = codecs", "self.again(data)", 'self.again(b"", True)',
+      AGAIN + "    def add(")),
 ]  # fmt: skip

@@ -23,7 +23,7 @@ class Decoder:
         return outputs
 
     def forward(self, token_ids: list[int], position: int) -> int:
-        """The next token after these, whose first one stands at `position`."""
+        """The next token after these, the first of which is at `position`."""
         positions = [position + i for i in range(len(token_ids))]
         before = len(self.cache)
         num_columns = before + len(token_ids)

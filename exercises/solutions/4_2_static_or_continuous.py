@@ -12,7 +12,7 @@ def static(outputs: list[int], slots: int, sort: bool = False) -> int:
 
 def continuous(outputs: list[int], slots: int) -> int:
     """Forward passes if a request takes over the slot of a finished one at the next pass."""
-    free = [0] * slots  # when each slot gets free
+    free = [0] * slots  # the pass from which each slot is free
     for output in outputs:
         heapq.heappush(free, heapq.heappop(free) + output)
     return max(free)
@@ -31,7 +31,7 @@ MUTANTS = [
     ("always sorts", "    if sort:\n        outputs", "    if True:\n        outputs", "sort only if asked"),
     ("never sorts", "    if sort:\n        outputs = sorted(outputs, reverse=True)\n", "", "4 with 3"),
     ("sorts upwards", "sorted(outputs, reverse=True)", "sorted(outputs)", "starting with the longest"),
-    ("waits for all slots", "    free = [0] * slots  # when each slot gets free\n",
+    ("waits for all slots", "    free = [0] * slots  # the pass from which each slot is free\n",
      "    return static(outputs, slots)\n    free = [0] * slots\n", "waits for both"),
     ("deals", "    for output in outputs:\n        heapq.heappush(free, heapq.heappop(free) + output)\n",
      "    for i, output in enumerate(outputs):\n        free[i % slots] += output\n", "assigned to slots in advance"),
@@ -49,7 +49,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 ALSO_RIGHT = [
-    ("pass by pass", "    free = [0] * slots  # when each slot gets free\n", "    left, busy, passes = list(outputs), [], 0\n    while left or busy:\n"
+    ("pass by pass", "    free = [0] * slots  # the pass from which each slot is free\n", "    left, busy, passes = list(outputs), [], 0\n    while left or busy:\n"
      "        while left and len(busy) < slots:\n            busy.append(left.pop(0))\n        busy = [n - 1 for n in busy if n > 1]\n"
      "        passes += 1\n    return passes\n    free = []\n"),
     ("static with a loop", "    return sum(max(outputs[start : start + slots]) for start in range(0, len(outputs), slots))\n",

@@ -7,7 +7,7 @@ def plan(prompt: int, decoding: int, budget: int) -> list[int]:
     """The prompt's tokens in each step."""
     room = budget - decoding
     if room < 1:
-        raise ValueError(f"{decoding} that decode leave nothing of a budget of {budget}")
+        raise ValueError(f"{decoding} decoding requests leave nothing of a budget of {budget}")
     chunks = []
     while prompt > 0:
         chunks.append(min(prompt, room))
@@ -32,7 +32,7 @@ MUTANTS = [
     ("an empty step", "    while prompt > 0:\n        chunks.append(min(prompt, room))\n        prompt -= chunks[-1]\n",
      "    while True:\n        chunks.append(min(prompt, room))\n        prompt -= chunks[-1]\n        if chunks[-1] < room:\n"
      "            break\n", "needs no empty step"),
-    ("waits for ever", "raise ValueError(f\"{decoding} that decode leave nothing of a budget of {budget}\")", "return []",
+    ("waits forever", "raise ValueError(f\"{decoding} decoding requests leave nothing of a budget of {budget}\")", "return []",
      "leaves nothing for the prompt"),
     ("only the chunk", "seconds(chunk + decoding)", "seconds(chunk)", "for each decoding request"),
     ("all steps", "return max(seconds", "return sum(seconds", "not the sum of all"),

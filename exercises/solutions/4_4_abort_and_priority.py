@@ -20,7 +20,7 @@ class Queue:
 
     def pop(self) -> str:
         while True:
-            _, number, name = heapq.heappop(self.heap)  # IndexError if nobody is there
+            _, number, name = heapq.heappop(self.heap)  # IndexError if no request waits
             if self.waiting.get(name) == number:
                 del self.waiting[name]
                 return name

@@ -11,7 +11,7 @@ def split(prompt: str, choice: str, encode: Callable[[str], list[int]]) -> tuple
     begin = prompt.rstrip()
     spaces = prompt[len(begin) :]
     first, whole = encode(begin), encode(prompt + choice)
-    if len(whole) <= len(first):  # they grow together
+    if len(whole) <= len(first):  # the choice merges with the last token
         return first, encode(spaces + choice)
     return first, whole[len(first) :]
 
@@ -52,7 +52,7 @@ MUTANTS = [
     ("takes the prompt off", "    chosen = torch.tensor(token_ids[num_prompt:])", "    del token_ids[:num_prompt]\n    chosen = torch.tensor(token_ids)", "work on a copy"),
     ("spaces and line ends only", "prompt.rstrip()\n", 'prompt.rstrip(" \\n")\n', "Name:"),
     ("a prompt of white space", "    begin = prompt.rstrip()\n", "    begin = prompt.rstrip() or prompt\n", "' ', 'Ada'"),
-    ("each by itself", "    if len(whole) <= len(first):  # they grow together\n", "    if True:\n", "the model sees the whole text"),
+    ("each by itself", "    if len(whole) <= len(first):  # the choice merges with the last token\n", "    if True:\n", "the model sees the whole text"),
     ("the prompt with its spaces", "    begin = prompt.rstrip()\n", "    begin = prompt\n", "count the prompt's tokens without it"),
     ("spaces alone", "prompt.rstrip()\n", 'prompt.rstrip(" ")\n', "a line end is white space too"),
     ("the space is lost", "encode(prompt + choice)", "encode(begin + choice)", "is lost: it belongs to the choice"),

@@ -103,7 +103,7 @@ MUTANTS = [
     ("a bad request ends all", ADD, ADD + "                    for other in waiting.values():\n                        other.put(error)\n                    waiting.clear()\n", "KeyError"),
     ("a bad request is waited for", ADD, "                waiting[of[0]] = of[1]\n                try:\n                    engine.add(of[0])\n                except Exception as error:\n                    of[1].put(error)\n", "must not step"),
     ("the last request has come before it is closed", CLOSED, "", "come after it was closed"),
-    ("those that come too late hear nothing", CLOSED, "            elif closing:\n                pass\n", "come after it was closed"),
+    ("callers that come too late get no answer", CLOSED, "            elif closing:\n                pass\n", "come after it was closed"),
     ("closed at once", END, "        if closing:\n            return\n", "go on to their end"),
     ("what is in the queue is not answered", WHEN, "while not (closing and not waiting) and (not commands.empty() or not waiting):", "come after it was closed"),
     ("closed means all are aborted", "                closing = True\n", "                closing = True\n                for request, answers in waiting.items():\n                    engine.abort(request)\n                    answers.put(None)\n"

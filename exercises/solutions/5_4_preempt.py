@@ -51,7 +51,7 @@ MUTANTS = [
     ("needs a block at the end of the last", "-(-sequence.num_tokens // block_size) -", "-(-(sequence.num_tokens + 1) // block_size) -", "expected:"),
     ("changes the list that was given", "running, preempted, i = list(running), [], 0", "preempted, i = [], 0", "work on a copy"),
     ("goes from the youngest", "sequence = running[i]\n", "sequence = running[len(running) - 1 - i]\n", "expected:"),
-    ("preempts whoever has most blocks", "youngest = running.pop()\n", "youngest = max(running[i:], key=lambda s: s.num_blocks)\n        running.remove(youngest)\n",
+    ("preempts the one with the most blocks", "youngest = running.pop()\n", "youngest = max(running[i:], key=lambda s: s.num_blocks)\n        running.remove(youngest)\n",
      "expected:"),
     ("one for each that is missing", "        youngest = running.pop()\n", "        youngest = running.pop()\n        num_free += missing > 2\n", "A needs three blocks"),
     ("fails if the first does not fit", "if len(running) == 1:", "if i == 0:", "MemoryError at line"),

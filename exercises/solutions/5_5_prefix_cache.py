@@ -11,7 +11,7 @@ class Entry:
     before: "Entry | None"
     tokens: tuple[int, ...]
     block: int
-    behind: list["Entry"] = field(default_factory=list)
+    after: list["Entry"] = field(default_factory=list)
 
 
 class PrefixCache:
@@ -32,7 +32,7 @@ class PrefixCache:
                 self.entries.setdefault(self.hash_of(before, tokens), []).append(entry)
                 self.of_block[block] = entry
                 if before is not None:
-                    before.behind.append(entry)
+                    before.after.append(entry)
             before = entry
 
     def find(self, token_ids: list[int]) -> list[int]:
@@ -49,10 +49,10 @@ class PrefixCache:
         """This block, and those after it, can no longer be found. A block that is not there is ignored."""
         entry = self.of_block.pop(block, None)
         waiting = [] if entry is None else [entry]
-        for entry in waiting:  # it grows meanwhile; a chain of blocks may be too long for recursion
+        for entry in waiting:  # the list grows in the loop; a chain of blocks may be too long for recursion
             self.of_block.pop(entry.block, None)
             self.entries[self.hash_of(entry.before, entry.tokens)].remove(entry)
-            waiting += [other for other in entry.behind if self.of_block.get(other.block) is other]
+            waiting += [other for other in entry.after if self.of_block.get(other.block) is other]
 
     def cut(self, token_ids: list[int]) -> Iterator[tuple[int, ...]]:
         """The tokens of each full block."""
@@ -73,8 +73,8 @@ class PrefixCache:
 
 HASH = "return self.hash_function((before.block if before else None, tokens))"
 COMPARED = "if entry.before is before and entry.tokens == tokens:"
-BEHIND = "            waiting += [other for other in entry.behind if self.of_block.get(other.block) is other]\n"
-RECURSIVE = """            for other in entry.behind:
+AFTER = "            waiting += [other for other in entry.after if self.of_block.get(other.block) is other]\n"
+RECURSIVE = """            for other in entry.after:
                 if self.of_block.get(other.block) is other:
                     self.evict(other.block)
 """
@@ -99,7 +99,7 @@ MUTANTS = [
     ("evicts a duplicate", "        entry = self.of_block.pop(block, None)\n", "        entry = self.of_block.pop(block, None) or next(iter(self.of_block.values()), None)\n",
      "must change nothing"),
     ("never evicts", "        entry = self.of_block.pop(block, None)\n", "        entry = None\n", "soon hold something else"),
-    ("names a prefix by its block, and leaves what is behind", (BEHIND, COMPARED), ("", BY_BLOCK), "somebody else's prompt"),
+    ("names a prefix by its block, and leaves what comes after", (AFTER, COMPARED), ("", BY_BLOCK), "somebody else's prompt"),
     ("trusts the hash", COMPARED, "if True:", "the hash alone was trusted"),
     ("one entry a hash", "self.entries.setdefault(self.hash_of(before, tokens), []).append(entry)",
      "self.entries[self.hash_of(before, tokens)] = [entry]", "overwrite each other"),
@@ -110,8 +110,8 @@ MUTANTS = [
     ("the tokens as a set", "if entry.before is before and entry.tokens == tokens:", "if entry.before is before and sorted(entry.tokens) == sorted(tokens):", PASTE),
     ("evicts the other of two duplicates", "        entry = self.of_block.pop(block, None)\n",
      "        entry = next((e for e in self.of_block.values() if e.block >= block), None)\n        self.of_block.pop(entry and entry.block, None)\n", "expected:"),
-    ("goes on behind a hole", "            if before is None:\n                break\n", "            if before is None:\n                continue\n", "expected:"),
-    ("evicts by recursion", BEHIND, RECURSIVE, "RecursionError"),
+    ("goes on after a gap", "            if before is None:\n                break\n", "            if before is None:\n                continue\n", "expected:"),
+    ("evicts by recursion", AFTER, RECURSIVE, "RecursionError"),
     ("tokens by Python's hash", CUT, "yield hash(tuple(token_ids[start : start + self.block_size]))", "not their hashes"),
     ("tokens by CRC32", CUT, "yield __import__('zlib').crc32(repr(tuple(token_ids[start : start + self.block_size])).encode())",
      "represented by something shorter"),
@@ -119,8 +119,8 @@ MUTANTS = [
     ("token ids of 32 bits", CUT, "yield tuple(token % 2**32 for token in token_ids[start : start + self.block_size])", "one token is 4294967296 more"),
     ("finds eight blocks", "            found.append(before.block)\n", "            found.append(before.block)\n            if len(found) == 8:\n                break\n",
      "4,001 tokens"),
-    ("numbers of prefixes wrap", ("    behind: list", COMPARED, "entry = Entry(before, tokens, block)\n"),
-     ("    node: int = 0\n    behind: list", "if (entry.before and entry.before.node) == (before and before.node) and entry.tokens == tokens:",
+    ("numbers of prefixes wrap", ("    after: list", COMPARED, "entry = Entry(before, tokens, block)\n"),
+     ("    node: int = 0\n    after: list", "if (entry.before and entry.before.node) == (before and before.node) and entry.tokens == tokens:",
       "entry = Entry(before, tokens, block)\n                self.nodes = entry.node = (getattr(self, 'nodes', 0) + 1) % 8\n"), "expected:"),
 ]  # fmt: skip
 

@@ -6,7 +6,7 @@ class Blocks:
 
     def __init__(self, num_blocks: int, block_size: int):
         self.block_size = block_size
-        self.counts = [0] * num_blocks  # in how many tables each block stands
+        self.counts = [0] * num_blocks  # how many tables contain each block
         self.tables: dict[str, list[int]] = {}
         self.num_tokens: dict[str, int] = {}
 
@@ -105,5 +105,5 @@ MUTANTS = [
 ALSO_RIGHT = [
     ("a list of free blocks", ("self.counts = [0] * num_blocks", "return self.counts.count(0)", "block = self.counts.index(0)"),
      ("self.counts = [0] * num_blocks", "return sum(count == 0 for count in self.counts)", "block = max(i for i, count in enumerate(self.counts) if count == 0)")),
-    ("counts anew from the tables", SHARED, "elif sum(table[-1] in other for other in self.tables.values()) > 1:"),
+    ("counts from the tables each time", SHARED, "elif sum(table[-1] in other for other in self.tables.values()) > 1:"),
 ]  # fmt: skip

@@ -24,7 +24,7 @@ MUTANTS = [
     ("the last one is left", "if (panel < end)", "if (panel + 1 < end)", "expected:"),
     ("shares of 32 bits", SHARE, "const int64_t first = (int)num_panels * (int)v / (int)size, end = (int)num_panels * (int)(v + 1) / (int)size;", "two panels left in each share"),
     ("a counter of 16 bits", ADD, "(__atomic_fetch_add(&counters[v].taken, 1, __ATOMIC_RELAXED) & 65535)", "expected:"),
-    ("a counter of its own", ("#include \"linear.h\"", ADD), ("#include \"linear.h\"\n\nstatic int64_t own[4096];", "__atomic_fetch_add(&own[v], 1, __ATOMIC_RELAXED)"), "expected:"),
+    ("a separate counter", ("#include \"linear.h\"", ADD), ("#include \"linear.h\"\n\nstatic int64_t own[4096];", "__atomic_fetch_add(&own[v], 1, __ATOMIC_RELAXED)"), "expected:"),
     ("panels from the end", "return panel;", "return first + end - 1 - panel;", "expected:"),
     ("whole panels only", "(layer->out + PANEL - 1) / PANEL", "layer->out / PANEL", "a partly filled panel counts"),
     ("one panel too many", "(layer->out + PANEL - 1) / PANEL", "layer->out / PANEL + 1", "there is no such panel"),

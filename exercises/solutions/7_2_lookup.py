@@ -8,7 +8,7 @@ class Lookup:
 
     def __init__(self, token_ids: list[int]):
         self.token_ids: list[int] = []
-        self.places: dict[tuple[int, ...], int] = {}  # of each n-gram the place behind it, where it came last
+        self.places: dict[tuple[int, ...], int] = {}  # n-gram -> the position after its last occurrence
         self.add(token_ids)
 
     def add(self, token_ids: list[int]) -> None:
@@ -77,7 +77,7 @@ MUTANTS = [
     ("by hash", ("tuple(self.token_ids[end - n :])", "tuple(self.token_ids[-n:])"), ("(n, sum(self.token_ids[end - n :]))", "(n, sum(self.token_ids[-n:]))"), "expected:"),
     ("the low bits of tokens", ("tuple(self.token_ids[end - n :])", "tuple(self.token_ids[-n:])"), ("tuple(t & 65535 for t in self.token_ids[end - n :])", "tuple(t & 65535 for t in self.token_ids[-n:])"), "expected:"),
     ("searches each time", GUESS, SEARCH, "indexed only once"),
-    ("enters all anew", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n        if len(token_ids) == 1 < len(self.token_ids):\n"
+    ("enters all of them again", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n        if len(token_ids) == 1 < len(self.token_ids):\n"
      "            sequence, self.token_ids = self.token_ids, []\n            self.add(sequence)\n", "indexed only once"),
     ("a new list for each token", "self.token_ids.append(token_id)", "self.token_ids = self.token_ids + [token_id]", "append to it"),
     ("copies the list to look at it", "            end = len(self.token_ids)\n", "            end = len(self.token_ids[:])\n", "append to it"),

@@ -4,7 +4,7 @@
 def rate(steps: list[tuple[int, int]]) -> float:
     """The share of tried guesses that were right, from each step's (guesses, number right)"""
     right = sum(right for _, right in steps)
-    wrong = sum(right < guesses for guesses, right in steps)  # one a step at most: behind it nothing is tried
+    wrong = sum(right < guesses for guesses, right in steps)  # at most one a step: nothing after it is tried
     return right / (right + wrong) if right + wrong else 0.0
 
 
@@ -57,7 +57,7 @@ MUTANTS = [
     ("nothing tried is 1", "else 0.0", "else 1.0", "none was tried"),
     ("guesses are independent", TOKENS, "1 + count * a", "all before it are right"),
     ("without the token that comes anyway", TOKENS, "sum(a**k for k in range(1, count + 1))", "even if no guess is right"),
-    ("without the one behind the last", TOKENS, "sum(a**k for k in range(max(1, count)))", "after the last"),
+    ("without the one after the last", TOKENS, "sum(a**k for k in range(max(1, count)))", "after the last"),
     ("the closed form", TOKENS, "(1 - a ** (count + 1)) / (1 - a)", "ZeroDivisionError"),
     ("guesses cost nothing", " + count * guess)", ")", "one after another"),
     ("guesses at once", " + count * guess)", " + min(1, count) * guess)", "one after another"),

@@ -125,6 +125,6 @@ ALSO_RIGHT = [
      ("(weight.int() + 128).to(torch.uint8)[None, :, i : i + 4]", "x[:, None, i : i + 4]", "128 * x.sum(dim=-1, dtype=torch.int32)[:, None]")),
     ("the sign moved, by fours, too", (SHIFT, "weight[None, :, i : i + 4].expand(n, out, 4)", " - 128 * weight.sum(dim=-1, dtype=torch.int32)"),
      ("shifted = x.abs().to(torch.uint8)", "(weight[None] * x.sign()[:, None])[:, :, i : i + 4]", "")),
-    ("one of two neighbours at a time", "    " + SIZES, EVEN + "    " + SIZES),
+    ("one of two neighbors at a time", "    " + SIZES, EVEN + "    " + SIZES),
     ("halves of a byte", "    " + SIZES, HALVES + "    " + SIZES),
 ]  # fmt: skip

@@ -60,7 +60,7 @@ def test_rows(work):
     expect("rows of each step, outputs 2, 4, 1", model.rows, [3, 2, 1, 1], said)
 
 
-def test_neighbours_that_end_together(work):
+def test_neighbors_that_end_together(work):
     model = Model()
     got = work.generate(model, [[1], [2], [3], [4]], [1, 1, 1, 3], EOS)
     expect("rows of each step, outputs 1, 1, 1, 3", model.rows, [4, 1, 1],

@@ -18,7 +18,7 @@ def test_a_fork_takes_nothing(work):
     )
     tables = [blocks.block_table(name) for name in "ab"]
     expect("the tables of both", *tables)
-    require(not work.one(*tables), "the two tables", "two lists", "one list",
+    require(not work.is_same(*tables), "the two tables", "two lists", "one list",
             "copy the list, or both tables change when one sequence appends")  # fmt: skip
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as text, where it begins in the choice's text, and its log-probability; `top` are the likeliest
-    tokens."""
+    """A token as text and as bytes, its log-probability, and its offset in the choice's text. `top`: the likeliest
+    tokens in its place."""
 
     text: str
     raw: bytes
@@ -28,7 +28,7 @@ class Token:
 
     @property
     def name(self) -> str:
-        """Its text, or its bytes if they are part of a character, because names must distinguish tokens."""
+        """Its text; its bytes if they are only part of a character, because names must distinguish tokens."""
         if "\ufffd" in self.text and self.text.encode() != self.raw:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw)
         return self.text
@@ -94,7 +94,7 @@ class Wording:
         most = self.job.num_logprobs or 0  # a prompt's tokens may come with more, for `prompt_logprobs`
         best = sorted((p for p in likely.items() if p[1].rank <= most or p[0] == token_id), key=lambda p: p[1].rank)
         top = tuple(
-            Token(self._text(t, one.decoded_token), self.tokenizer.token_bytes(t), one.logprob) for t, one in best
+            Token(self._text(i, entry.decoded_token), self.tokenizer.token_bytes(i), entry.logprob) for i, entry in best
         )
         return Token(text, raw, likely[token_id].logprob, offset, top)
 
@@ -103,7 +103,7 @@ class Wording:
 
 
 def full_text(tokenizer: Any, token_ids: list[int]) -> str:
-    """The text of token ids, with the end token by its name, so that the text gives the same ids again."""
+    """The text of token ids, with the end token by its name, so that encoding the text gives the same ids."""
     raw = b"".join(tokenizer.token_bytes(token) or tokenizer.token_text(token).encode() for token in token_ids)
     return raw.decode("utf-8", errors="replace")
 
@@ -112,7 +112,7 @@ def full_text(tokenizer: Any, token_ids: list[int]) -> str:
 
 
 def choice_of(job: "Job", piece: Piece, *, chunk: bool = False, reader: CallReader | None = None) -> dict:
-    """A choice of an answer, or of a chunk of one. reader: of the calls in this choice, in a chunk."""
+    """A choice of an answer, or of a chunk of one. reader: finds the calls in this choice's chunks."""
     said = chat_choice(job, piece, chunk, reader) if job.chat else completion_choice(job, piece)
     ids = {"token_ids": piece.token_ids} if job.fields["return_token_ids"] else {}
     return {"index": piece.index, **said, "stop_reason": piece.stop_reason, **length_limit(piece), **ids}
@@ -144,7 +144,7 @@ def chat_choice(job: "Job", piece: Piece, chunk: bool, reader: CallReader | None
     logprobs = None
     if job.num_logprobs is not None:
         content = [
-            {**in_words(token), "top_logprobs": [in_words(one) for one in token.top[: job.num_logprobs]]}
+            {**token_entry(token), "top_logprobs": [token_entry(one) for one in token.top[: job.num_logprobs]]}
             for token in piece.tokens
         ]
         logprobs = {"content": content}
@@ -164,11 +164,12 @@ def length_limit(ended: Any) -> dict:
 
 
 def likely(token: Token) -> dict[str, float | None] | None:
-    """The token itself, and then the most likely ones in its place, as vLLM orders them."""
+    """The token, then the likeliest ones in its place, as vLLM orders them."""
     return {token.name: token.logprob, **{one.name: one.logprob for one in token.top}} if token.top else None
 
 
-def in_words(token: Token) -> dict:
+def token_entry(token: Token) -> dict:
+    """As in a chat's log-probabilities."""
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.raw)}
 
 

@@ -116,7 +116,7 @@ class ChatTemplate:
 
         Args:
             begins: it ends with the beginning of an answer.
-            goes_on: it ends within the last message, which is to be continued.
+            goes_on: it ends with the last message, which is to be continued.
             tools: as in the request.
             kwargs: further variables.
         """
@@ -135,7 +135,7 @@ class ChatTemplate:
             raise bad_request(
                 "the chat template does not show the last message, which should be continued", param="messages"
             )
-        # What the template puts after a message would end it. Where it strips messages, this one is stripped too.
+        # Cut what the template puts after a message, which would end it. Where it strips messages, strip this one too.
         return prompt[:end] if prompt.startswith(GOES_ON, end) else prompt[:end].rstrip()
 
 
@@ -152,7 +152,7 @@ def assigned(tree: nodes.Template) -> set[str]:
 
 
 def load_template(file: Path | None, directory: Path) -> ChatTemplate | None:
-    """The template of this file, else the one of the model's directory; None if there is none.
+    """The template in this file, or else in the model's directory; None if there is none.
 
     Raises ValueError or OSError for one that can't be used.
     """
@@ -190,7 +190,7 @@ def read_text(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object of a JSON file; an empty one if the file is missing."""
+    """The object in a JSON file; an empty one if the file is missing."""
     if not path.is_file():
         return {}
     try:
@@ -216,7 +216,7 @@ def to_json(
 
 
 def raise_exception(message: str) -> None:
-    """Refuses the messages."""
+    """Refuse the messages."""
     raise jinja2.TemplateError(message)
 
 
@@ -244,8 +244,8 @@ def chat_prompt(fields: Fields, template: ChatTemplate | None, tools: Tools | No
 
 
 def template_kwargs(fields: Fields, template: ChatTemplate) -> dict:
-    """More variables for the template: the ones that it tests with `is defined`. Raises APIError for one that asks for
-    something but that the template does not use."""
+    """The request's variables for the template. It may set those that the template tests with `is defined`; a false one
+    that the template does not use is dropped. Raises APIError for any other."""
     given = fields["chat_template_kwargs"]
     for name, value in given.items():
         if name in template.special_tokens or name in SUPPLIED or (value and name not in template.optional):
@@ -257,7 +257,7 @@ def template_kwargs(fields: Fields, template: ChatTemplate) -> dict:
 
 
 def read_messages(fields: Fields, with_calls: bool) -> list[dict]:
-    """The messages, each with its role and its content as one text. Raises APIError."""
+    """The messages, each with its role, and its content as one string. Raises APIError."""
     if not fields["messages"]:
         raise bad_request("messages must be a list of at least one message", param="messages")
     return [read_message(one, f"messages[{i}]", with_calls, fields.ignored) for i, one in enumerate(fields["messages"])]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-RETRY = {"Retry-After": "1"}  # seconds; a step, and so a free place, takes less
+RETRY = {"Retry-After": "1"}  # seconds; a step, which may free a place, takes less
 
 
 class APIError(ValueError):
@@ -13,7 +13,7 @@ class APIError(ValueError):
         message: names what is wrong, where, and the limit.
         param: the field of the request that is wrong.
         code: a name for programs.
-        headers: more of them, for the response.
+        headers: additional ones for the response.
     """
 
     def __init__(

@@ -27,13 +27,14 @@ Others = Mapping[str, tuple[type | tuple, str]]
 
 @dataclass(frozen=True)
 class Field:
-    """The allowed values of a field. A number has bounds; the upper one may be one of `Limits`, by its name.
+    """The allowed values of a field. A number's upper bound may be the name of one of `Limits`.
 
     Attributes:
         kinds: its types; None: the code that uses it checks it.
-        what: the same in words.
-        values: the only ones, if there are few.
+        what: the same in words, for errors.
         default: its value if a request has none.
+        low, high: bounds of a number.
+        values: all allowed values, if there are few.
     """
 
     kinds: type | tuple[type, ...] | None = None
@@ -149,7 +150,7 @@ IDLE: Others = {
     "cache_salt": ((), "all requests share one prefix cache"),
     "kv_transfer_params": (({},), "the KV cache stays on this machine"),
     "vllm_xargs": (({},), "there are no plug-ins"),
-    # What is the case anyway.
+    # True anyway.
     "add_special_tokens": (bool, "it must be true or false"),  # GPT-2 adds none
     "spaces_between_special_tokens": (bool, "it must be true or false"),  # GPT-2's are written without
     "detokenize": ((True,), "an answer is text"),
@@ -157,15 +158,14 @@ IDLE: Others = {
 
 
 class Fields(dict[str, Any]):
-    """The fields of a request that are used: those that are present and not null. `fields[name]` of any other is its
-    default.
+    """The fields of a request that are used, present and not null. `fields[name]` of an absent one is its default.
 
     Args:
         known: the fields that are used.
         prefix: precedes the names in errors.
         others: what else may be present, see IDLE.
-        ignored: a list that gets the names of all other fields; None: they are refused.
-        limits: where a number's bound may be.
+        ignored: a list to collect the names of all other fields; None: refuse them.
+        limits: has the bounds of numbers.
 
     Raises:
         APIError: names the field.
@@ -197,7 +197,7 @@ class Fields(dict[str, Any]):
 
 
 def objection(name: str, value: Any, others: Others = IDLE, prefix: str = "") -> APIError | None:
-    """Why an unused field is refused; None if it is one of these others, and asks for nothing."""
+    """Why an unused field is refused; None if it is one of `others` and asks for nothing."""
     if name not in others:
         return bad_request(f"unknown field {prefix}{name:.80}", param=prefix + name[:80])
     allowed, why = others[name]

@@ -1,5 +1,5 @@
-"""Structured output in a request, in OpenAI's terms (`response_format`) and vLLM's (`structured_outputs`, and the older
-`guided_json` and others), as SamplingParams has it."""
+"""A request's structured output, as `structured_outputs`, from OpenAI's field (`response_format`) or vLLM's (this one,
+and the older `guided_json` and others)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +11,7 @@ FORM_FIELDS = ("response_format", "structured_outputs", *GUIDED)
 
 
 def form_of(values: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """The field among these that asks for a form, and SamplingParams' structured_outputs for it; None if there is none.
-
-    Raises APIError.
-    """
+    """The field that asks for a form, and the form as structured_outputs; None if no field does. Raises APIError."""
     asked = {name: as_structured(name, values[name]) for name in FORM_FIELDS if values.get(name) is not None}
     asked = {name: form for name, form in asked.items() if form is not None}
     if len(asked) > 1:

@@ -31,11 +31,11 @@ class Served:
 
     Attributes:
         engine: an AsyncLLM of this stage, or an LLM.
-        model_name: how clients call the model.
+        model_name: clients' name for the model.
         limits: what one client may ask for; `max_queue_size` is the engine's.
         chat: turns chats into prompts; None: the model has no template.
-        defaults: of sampling, from the model's generation_config.json.
-        ignores_unknown: unknown fields are not refused.
+        defaults: sampling fields for requests that leave them out.
+        ignores_unknown: whether unknown fields are ignored, rather than refused.
     """
 
     stage: Stage
@@ -51,7 +51,7 @@ class Served:
         self.tokenizer, self.max_model_len, self.vocab_size = llm.get_tokenizer(), llm.max_model_len, llm.vocab_size
 
     def fields(self, body: dict, known: Mapping[str, Field], others: Others = IDLE) -> Fields:
-        """Those of a request."""
+        """The fields of a request's body, checked."""
         ignored = [] if self.ignores_unknown else None
         return Fields(body, known, others=others, ignored=ignored, limits=self.limits)
 
@@ -63,8 +63,8 @@ class Job:
     Attributes:
         fields, stream_options: the request's.
         prompts: as given, texts or token ids.
-        token_ids: of every prompt.
-        sampling: the sampling fields of every prompt.
+        token_ids: each prompt's.
+        sampling: the sampling fields, the same for all prompts.
         params: the SamplingParams of the stage, without processors until the job is checked.
         num_logprobs: how many likely tokens to return with each; None: no log-probabilities.
         beams: search for the n best completions.
@@ -105,8 +105,8 @@ class Job:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens it may take, including prompts. Each log-probability that is returned with a token counts as
-        another token: it takes as much memory, and longer to format."""
+        """How many tokens it may have, including prompts. Each log-probability returned with a token counts as another
+        token: it takes as much memory, and longer to format."""
         most, each = self.params.max_tokens, 1 + (self.num_logprobs or 0)
         return each * self.n * sum(min(len(ids) + most, max(len(ids), self.max_model_len)) for ids in self.token_ids)
 
@@ -152,7 +152,8 @@ def make_job(
     chat: bool = False,
     tools: Tools | None = None,
 ) -> Job:
-    """asked: sampling fields that completions and chats read differently; `prompt_logprobs` is the minimum needed."""
+    """The job for these prompts. asked: sampling fields that completions and chats read differently; its
+    `prompt_logprobs` is a minimum. Raises APIError."""
     n, most = fields["n"], served.limits.max_choices
     if len(prompts) * n > most:
         raise bad_request(f"{len(prompts)} prompts and n {n} are more than {most} choices", param="n")
@@ -213,7 +214,7 @@ def split_prompts(prompt: Any) -> list[str | list[int]]:
 
 
 def check_lengths(fields: Fields, limits: Limits) -> None:
-    """Raise APIError for more texts, characters or tokens in one of these fields than the limits allow."""
+    """Raise APIError for a field with more texts, characters or tokens than the limits allow."""
     columns = [("request_id", len(fields["request_id"] or ""), MAX_ID_CHARACTERS, "characters")]
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         given = fields[name]
@@ -294,7 +295,7 @@ def sampling_of(
 
 
 def field_of(error: ValueError, fields: Fields, form_field: str | None) -> str | None:
-    """The field of a request that an error is about: the error begins with its name. None if it is not a field."""
+    """The field of a request that an error is about: its first word. None if that is not a field."""
     name = str(error).split()[0]
     if name.startswith("structured_outputs"):
         return form_field
@@ -304,7 +305,7 @@ def field_of(error: ValueError, fields: Fields, form_field: str | None) -> str |
 def cut(
     served: Served, sampling: Sampling, fields: Fields, prompt: str | list[int], number: int, chat: bool
 ) -> tuple[str | list[int], list[int]]:
-    """A prompt, and its token ids, truncated at its beginning, or at its end (`truncation_side`)."""
+    """A prompt and its token ids, truncated at the beginning or the end (`truncation_side`)."""
     check_length(prompt, served.max_model_len, "messages" if chat else "prompt", f"prompt {number}")
     turn = slice(None, None, 1 if fields["truncation_side"] == "left" else -1)
     try:

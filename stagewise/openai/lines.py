@@ -26,12 +26,12 @@ NO_LIMITS = {field.name: NO_LIMIT for field in fields(Limits) if field.type in (
 
 
 def is_request(values: dict) -> bool:
-    """Whether a line is such a request, rather than one of our own with fields of these names."""
+    """Whether a line is such a request, rather than one of ours with fields of these names."""
     return {"custom_id", "body"} <= values.keys() and not {"prompt", "prompt_token_ids"} & values.keys()
 
 
 def check_request(request: dict) -> None:
-    """Raise ValueError unless it is one of those above; its body is read later."""
+    """Raise ValueError unless it has the form above; its body is read later."""
     if unknown := sorted(request.keys() - {"custom_id", "method", "url", "body"}):
         raise ValueError(f"a request has no field {unknown[0]!r:.80}")
     if request.get("method") != "POST" or request.get("url") not in [*JOBS]:
@@ -41,13 +41,13 @@ def check_request(request: dict) -> None:
 
 
 def served_lines(stage: Stage, llm: Any, sampling: Sampling) -> Served:
-    """Answers requests without a server. sampling: defaults for what they leave out."""
+    """What answers requests without a server. sampling: defaults for what they leave out."""
     given = {name: value for name, value in sampling.fields.items() if value is not None}
     return Served(stage, llm, llm.config.model, Limits(**NO_LIMITS), defaults=given)
 
 
 def read_job(served: Served, request: dict) -> Job:
-    """Raises ValueError for a body that is refused."""
+    """The job of a request's body. Raises ValueError."""
     body = dict(request["body"])
     if body.get("model") == Path(served.model_name).name:
         body["model"] = served.model_name

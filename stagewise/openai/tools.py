@@ -46,7 +46,7 @@ class Tools:
             return {"json": self.parameters[self.choice]}
         if self.choice == "auto":
             return None
-        # Each function's schema is under its name; its references lead there too.
+        # Each function's schema is under its name, and its references must point there.
         calls = [call_of(name, {"$ref": f"#/$defs/{pointer(name)}"}) for name in self.parameters]
         schemas = {name: moved(schema, f"#/$defs/{pointer(name)}") for name, schema in self.parameters.items()}
         most = {} if self.parallel else {"maxItems": 1}
@@ -63,7 +63,7 @@ def pointer(name: str) -> str:
 
 
 def moved(schema: Any, place: str) -> Any:
-    """A schema embedded at this place in another one: its references into itself lead there."""
+    """A schema to be embedded at this place in another one: its references into itself point there."""
     if isinstance(schema, list):
         return [moved(one, place) for one in schema]
     if not isinstance(schema, dict):
@@ -125,8 +125,8 @@ class CallReader:
         self.tools, self.num_calls, self._text = tools, 0, ""
 
     def read(self, text: str, ended: bool) -> tuple[str, list[dict]]:
-        """The new part: text for the reader, and calls, as a chunk's `tool_calls`. An incomplete call at the end of the
-        answer is text: nothing gets lost."""
+        """Add a piece; returns new text for the reader, and new calls, as in a chunk's `tool_calls`. An incomplete call
+        at the end of the answer is text: nothing gets lost."""
         if self.tools.is_named:
             return "", self._arguments(text)
         self._text += text
@@ -137,13 +137,13 @@ class CallReader:
         return said, calls
 
     def _arguments(self, text: str) -> list[dict]:
-        """With a named function, its arguments are the whole answer, and come piece by piece."""
+        """For a named function: its arguments are the whole answer, and come piece by piece."""
         if not self.num_calls:
             return [self._call(self.tools.choice, text)]
         return [{"index": 0, "function": {"arguments": text}}] if text else []
 
     def _listed(self) -> tuple[str, list[dict]]:
-        """The complete calls in a JSON list of calls."""
+        """For "required": the complete calls in a JSON list."""
         calls = []
         while (start := self._text.find("{")) >= 0:
             try:
@@ -159,7 +159,7 @@ class CallReader:
         return "", calls
 
     def _marked(self) -> tuple[str, list[dict]]:
-        """The complete calls, and the text up to where one begins or could begin."""
+        """For "auto": the complete calls, and the text up to where one begins or could begin."""
         said, calls = "", []
         while BEGIN in self._text and END in self._text.partition(BEGIN)[2]:
             before, _, rest = self._text.partition(BEGIN)

@@ -1,1 +1,1 @@
-"""What an engine did, step by step: from a trace to a page, or to a file for Perfetto."""
+"""From a trace to a page that shows what the engine did, step by step, or to a file for Perfetto."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..trace_file import PARTS, Trace
 from .state import name
 
-BEGIN = b'{"otherData":{"made by":"stagewise replay"}'  # of every such file
+BEGIN = b'{"otherData":{"made by":"stagewise replay"}'  # every such file begins with this
 
 
 def make_chrome(traces: Sequence[Trace]) -> str:
@@ -21,7 +21,7 @@ ENGINE = 1  # its thread; Perfetto doesn't show 0
 
 class Process:
     """The events of one trace. Times are whole nanoseconds from the beginning of its first step, so that rounding makes
-    no consecutive events overlap; the format uses microseconds."""
+    no consecutive events overlap; the format's unit is the microsecond."""
 
     def __init__(self, number: int, trace: Trace):
         self.number, self.trace = number, trace

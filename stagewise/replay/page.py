@@ -10,7 +10,7 @@ from ..stages import IDEAS, PACKAGES
 from ..trace_file import Trace
 
 PARTS = Path(__file__).parent / "page"
-BEGIN = b"<!doctype html>\n<!-- stagewise replay:"  # of every page
+BEGIN = b"<!doctype html>\n<!-- stagewise replay:"  # every page begins with this
 
 
 def make_page(traces: Sequence[Trace], story: dict | None = None) -> str:

@@ -18,11 +18,11 @@ class Completion:
 
     Attributes:
         status: "waiting", "running" or "finished"; "gone" if an interrupted step took it away.
-        seat: counts admissions; running requests are shown in this order.
+        seat: the number of its admission; running requests are shown in this order.
         num_computed: how many of its tokens have gone through the model (and are in the KV cache, if there is one).
-        furthest: the maximum of `num_computed` so far: what is computed below it again is recomputation.
+        furthest: the maximum of `num_computed` so far: tokens computed below it are recomputed.
         recomputed: how many tokens of its last row were recomputed.
-        padding: places to the left of its tokens in its row (stages 2, 3).
+        padding: positions to the left of its tokens in its row (stages 2, 3).
     """
 
     prompt: list[int]
@@ -54,7 +54,7 @@ class Completion:
 
 @dataclass
 class State:
-    """What is known during a step.
+    """Everything during a step.
 
     Attributes:
         contents: block -> the tokens whose keys and values are in it, and which request computed them.
@@ -103,7 +103,7 @@ class State:
     def compute(self, key: Key, completion: Completion, row: dict) -> None:
         """A row of the forward pass."""
         drafts = row.get("drafts", [])
-        accepted = drafts[: row.get("num_accepted", 0)]  # guesses that were right: they are computed like all others
+        accepted = drafts[: row.get("num_accepted", 0)]  # tokens computed like any others
         start, end = row["start"], row["start"] + row["num_tokens"] + len(accepted)
         if row["num_tokens"] == 0:  # it is finished, and carried along
             self.counts["carried"] += row["num_padding"]

@@ -1,7 +1,7 @@
-"""The driver of a batch run on a cluster: it reads the lines, gives them ids, distributes them, and alone writes.
+"""The driver of a batch run on a cluster: it reads the lines, gives them ids and distributes them, and only it writes.
 
-It loads no model. For errors that it can't check itself (such as a prompt that is too long) an actor returns an error
-line, so no line can end the run.
+It loads no model. What it can't check itself, such as the length of a prompt, an actor checks and returns an error line
+for, so no line can end the run.
 """
 
 # pyright: reportMissingImports=false
@@ -25,10 +25,10 @@ from .worker import Completer, look_at_model
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
 LINES_PER_SHARD = 100_000
-LINES_PER_BATCH = 8  # what an actor gets at once, and loses at most when it dies
-MOST_BATCHES = 20_000  # a larger input has larger batches, because Ray keeps track of each
+LINES_PER_BATCH = 8  # that an actor gets at once, and loses if it dies
+MAX_BATCHES = 20_000  # a larger input has larger batches, because Ray keeps track of each
 ANSWER_SECONDS = 10  # that a cluster may take to answer
-RETRIES = 3  # of a batch whose actor has died: one that kills every actor must not do so forever
+RETRIES = 3  # of a batch whose actor has died: a batch that kills its actors must not do so forever
 
 
 @dataclass
@@ -103,7 +103,7 @@ def completed(package: str, rows: list[dict], options: dict, how: How, cluster: 
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False
         context.execution_options.preserve_order = False
-        size = max(LINES_PER_BATCH, -(-len(rows) // MOST_BATCHES))
+        size = max(LINES_PER_BATCH, -(-len(rows) // MAX_BATCHES))
         at_once = 2 + options["max_num_seqs"] // size  # so that the engine stays full while a batch ends
         warnings.simplefilter("ignore", ray.util.annotations.RayDeprecationWarning)
         data = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // size)).map_batches(
@@ -134,7 +134,7 @@ def connect(address: str) -> None:
     """Join a running cluster; "auto": this machine's, or a new one on this machine alone."""
     import ray
 
-    logging.disable(logging.WARNING)  # Ray's own; this module reports what the user has to know
+    logging.disable(logging.WARNING)  # Ray's; this module reports what the user needs to know
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     host, _, port = address.rpartition(":")
     try:

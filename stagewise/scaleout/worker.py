@@ -18,11 +18,11 @@ SHARE_OF_FREE_MEMORY = 0.5  # for the KV caches of all actors on a machine toget
 class Completer:
     """An engine that completes batches of lines, several batches at once, each in its own thread.
 
-    If a batch had to end before the next one could begin, the engine would be half empty at the end of each.
+    If a batch had to end before the next one could begin, the engine would run half empty at the end of each.
 
     Args:
-        package: of the stage.
-        options: of the engine.
+        package: the stage's.
+        options: the engine's.
         how: how the lines are completed.
         per_machine: how many such actors share a machine's memory.
         num_cpus, num_gpus: what this one may use.
@@ -50,7 +50,7 @@ class Completer:
         try:
             return self._complete(batch)
         except Exception as error:
-            # A step has failed, twice. Ray restarts an actor only if its process has ended.
+            # A step failed and its retry too. Ray restarts an actor only if its process has ended.
             print(f"scaleout: {error}", file=sys.stderr, flush=True)
             os._exit(1)
 
@@ -67,16 +67,15 @@ class Completer:
 
 
 def cache_bytes(package: str, options: dict, per_machine: int) -> int:
-    """The KV cache of one of several actors on a machine: its part of half the free memory, and no more than its
-    requests can fill."""
+    """The size of an actor's KV cache: its share of half the machine's free memory, and no more than its requests can
+    fill."""
     stage = stage_of(package)
     free = stage.free_memory(torch.device("cpu"))
     return int(min(stage.most_cache_bytes(options), SHARE_OF_FREE_MEMORY * free / per_machine))
 
 
 def look_at_model(package: str, model: dict[str, str | None]) -> str:
-    """The hash of this machine's files of the model that these options name. Raises ValueError, OSError if it has
-    none."""
+    """The hash of this machine's files of this model. Raises ValueError or OSError if it has none."""
     stage = stage_of(package)
     config: Any = stage.EngineConfig(**model)
     return hash_of_checkpoint(stage, stage.find_model(config.model, config.load_format), config)

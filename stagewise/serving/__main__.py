@@ -1,6 +1,6 @@
 """The command line: `python -m stagewise serve --stage 7 --model tinytales --port 8000`.
 
-Exit status: 0 ended by a signal with all work done, 2 bad input, 130 or 143 ended at once by a second signal.
+Exit status: 0 after a signal, with the work done; 2 bad input; 130 or 143 after a second signal, at once.
 """
 
 import argparse
@@ -108,7 +108,7 @@ def check(stage: Stage, args: argparse.Namespace) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect there."""
+    """Whether only this machine can connect to this host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name
@@ -116,7 +116,7 @@ def is_loopback(host: str) -> bool:
 
 
 def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Service:
-    """The engine that the flags ask for, and what answers with it."""
+    """The service with the engine that the flags ask for."""
     template = load_template(args.chat_template, stage.tokenizer_files(args.model, args.load_format, args.tokenizer))
     defaults = stage.generation_defaults(args.model, args.load_format) if args.generation_config else {}
     stage.SamplingParams(**defaults)  # raises ValueError for bad options

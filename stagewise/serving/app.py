@@ -47,7 +47,7 @@ HINTS = {
     "/v1/embeddings": ": this model can't make embeddings",
     **{path: f": it is /v1{path}" for path in ("/completions", "/chat/completions", "/models")},
 }
-ALWAYS_OPEN = ("/health", "/ready", "/version", "/metrics")  # even during shutdown
+ALWAYS_OPEN = ("/health", "/ready", "/version", "/metrics")  # also during shutdown
 
 
 class App:
@@ -127,7 +127,7 @@ class App:
             return
         started, status = time.perf_counter(), CLIENT_GONE
         path = scope["path"].rstrip("/")
-        if path in self._paths or path == f"/v1/models/{self.service.model_name}":  # as it is often written
+        if path in self._paths or path == f"/v1/models/{self.service.model_name}":  # clients may add a slash
             scope["path"] = path
         request_id = dict(scope["headers"]).get(b"x-request-id", b"")
         if not REQUEST_ID.fullmatch(request_id):
@@ -289,8 +289,8 @@ class App:
         return JSON(await self._read(request, self.levers.move))
 
     async def visit(self, request: Request) -> Response:
-        """A simulated visitor, who sends a request and leaves; how many there are now. A browser's six connections are
-        too few."""
+        """A simulated visitor: runs a request without keeping the page's connection, of which a browser has only six.
+        Answers how many visitors there are now."""
         job = await self._job(request)
         if len(self._visits) >= MAX_VISITORS:
             raise APIError(429, f"there are already {MAX_VISITORS} visitors", code="queue_full")

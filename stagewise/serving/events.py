@@ -28,7 +28,7 @@ def with_choices(answer: dict) -> bytes:
 
 
 def event(content: dict, kind: str = "") -> bytes:
-    """A server-sent event. JSON contains no line breaks, so it is one line and an empty one."""
+    """A server-sent event. Its data is one line, because JSON contains no line breaks; an empty line ends it."""
     name = f"event: {kind}\n".encode() if kind else b""
     return name + b"data: " + to_json(content) + b"\n\n"
 
@@ -45,7 +45,7 @@ def error_response(error: APIError) -> JSON:
 
 
 async def until_gone(receive: Receive) -> None:
-    """Returns when the client has closed its connection; its body has been read before."""
+    """Return when the client has closed its connection. Its request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -66,8 +66,8 @@ async def unless_gone(receive: Receive, work: Coroutine) -> None:
 class Answer:
     """The response to a job, as ASGI: whole, or as a stream. If the client leaves, the request is aborted.
 
-    A slow reader delays nobody else: while `send` waits for the connection, its tokens wait in the `Run`, and there are
-    no more of them than it has requested.
+    A slow reader delays nobody else: while `send` waits for the connection, its tokens wait in the `Run`, which holds
+    no more than it has requested.
     """
 
     def __init__(self, service: Service, job: Job):

@@ -1,5 +1,5 @@
-"""Levers on a running engine: how many requests may run, and how many KV cache blocks there are. They hold back a part,
-as if the engine had been started with less."""
+"""Levers on a running engine: how many requests may run, and how many KV cache blocks there are, as if the engine had
+been started with fewer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from .service import Service
 
 
 class HeldBack:
-    """Blocks that are held back: to the block manager they are a sequence."""
+    """Blocks that are held back; the block manager sees a sequence."""
 
     num_cacheable = 0
 
@@ -20,10 +20,10 @@ class HeldBack:
 
 
 class Levers:
-    """They go up to the engine's start values. Stage 4, whose slots are fixed, has none.
+    """Limits that can be moved, up to the engine's start values. Stage 4, whose slots are fixed, has none.
 
-    No request waits forever: blocks can't go below what an existing request may need, and if a new one may need more
-    than there are, they go up to that.
+    No request waits forever: num_blocks can't go below what an existing request may need, and a new request that may
+    need more raises it.
 
     Args:
         made: called with each request when it is made, before the engine has it.
@@ -35,7 +35,7 @@ class Levers:
         watch_requests(service.stage, self.llm, self._is_made, self._is_added)
 
     def read(self) -> dict[str, dict[str, int]]:
-        """Each lever: its position, and its current range."""
+        """The position and the current range of each lever."""
         if self.service.stage.number < 5:
             return {}
         manager = self.core.block_manager
@@ -46,8 +46,8 @@ class Levers:
         }
 
     def move(self, body: dict) -> dict[str, dict[str, int]]:
-        """Move levers, and return their positions: blocks stop at what an existing request may need. Running requests
-        that no longer have a place wait again.
+        """Move levers, and return their positions: num_blocks stops at what an existing request may need. Running
+        requests that no longer have a place are preempted.
 
         May wait for a step: call this in a thread. Raises APIError for an unknown lever, or one that can't go that far.
         """
@@ -55,7 +55,7 @@ class Levers:
         return between_steps(self.llm, lambda: self._move(values))
 
     def _move(self, values: dict[str, int]) -> dict[str, dict[str, int]]:
-        """In the engine's thread."""
+        """Runs in the engine's thread."""
         if (num_seqs := values.get("max_num_seqs")) is not None:
             self.core.scheduler.max_num_seqs = num_seqs
             self._preempt_until(lambda: len(self.core.scheduler.running) <= num_seqs)
@@ -68,7 +68,7 @@ class Levers:
             self._made(request)
 
     def _is_added(self, request: Any) -> None:
-        """Between two steps."""
+        """Called between two steps."""
         if self.service.stage.number >= 5:
             manager, needed = self.core.block_manager, self._needed(request)
             if needed > manager.num_blocks - self._num_held:
@@ -81,10 +81,9 @@ class Levers:
 
     @property
     def _num_held(self) -> int:
-        """After an interrupted step all blocks are free, including these."""
         try:
             return len(self.core.block_manager.block_table(self._held))
-        except KeyError:
+        except KeyError:  # after an interrupted step all blocks are free, including these
             return 0
 
     def _leave(self, num_blocks: int) -> None:
@@ -99,7 +98,7 @@ class Levers:
             manager.allocate(self._held)
 
     def _preempt_until(self, enough: Callable[[], bool]) -> None:
-        """The last in queue order go first, as when memory is short."""
+        """Preempt requests, the last in queue order first, as when memory is short."""
         scheduler = self.core.scheduler
         while not enough():
             scheduler.preempt(max(scheduler.running, key=lambda request: request.rank))

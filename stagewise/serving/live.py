@@ -34,8 +34,8 @@ from .service import Service
 PAUSE = 0.1  # seconds between two checks for new steps: waking viewers at every step would take the engine's cores
 MAX_BEHIND = 1000  # records that may wait to be formatted; if there are more, the recording starts over
 KEPT_STEPS, KEPT_BYTES = 20_000, 2**25  # roughly this much is kept for new viewers
-CHUNKS = 8  # chunks of it: the oldest is dropped as a whole
-KEPT_SECONDS = 600.0  # without a viewer
+CHUNKS = 8  # that this is kept in: the oldest is dropped as a whole
+KEPT_SECONDS = 600.0  # that the recording goes on without a viewer
 KEPT_NAMES = 10_000  # of requests
 AT_ONCE = 2**18  # bytes that are sent in one piece
 
@@ -62,14 +62,14 @@ class Chunk:
         self.is_behind = False
 
     def listen(self, record: Any) -> None:
-        """Called in the engine's thread; wakes nobody."""
+        """Called in the engine's thread."""
         if len(self._records) >= MAX_BEHIND:
             self.is_behind = True
         else:
             self._records.append(record)
 
     def begin(self, service: Service) -> None:
-        """May wait for a step."""
+        """Start listening. May wait for a step."""
         self.header, self._known, self._num_told = look_on(service.engine.llm, self.listen)
 
     @property
@@ -85,7 +85,7 @@ class Chunk:
         return self._records[0].step if self._records else None
 
     def write(self, service: Service, asked: dict[str, tuple], before: int | None = None) -> None:
-        """Format new records as lines, up to the step with this number."""
+        """Format new records as lines, only those before the step of this number if one is given."""
         for _ in range(len(self._records)):
             if before is not None and self._records[0].step >= before:
                 break
@@ -135,7 +135,7 @@ class Recorder:
         self._task: asyncio.Task | None = None
 
     def made(self, request: Any) -> None:
-        """Called in the caller's thread."""
+        """Note who sent a request. Called in the caller's thread."""
         self._asked[request.request_id] = request.arrival_time, asked_as.get()
         if len(self._asked) > KEPT_NAMES:
             self._asked.pop(next(iter(self._asked)), None)
@@ -172,7 +172,7 @@ class Recorder:
                     await asyncio.to_thread(detach, self.llm, latest.listen)
                     await self._begin()
                 elif latest.is_full:
-                    await self._go_on()
+                    await self._start_chunk()
                 else:
                     latest.write(self.service, self._asked)
         finally:
@@ -185,8 +185,8 @@ class Recorder:
         await asyncio.to_thread(chunk.begin, self.service)
         self.run, self.chunks = uuid.uuid4().hex[:12], collections.deque([chunk])
 
-    async def _go_on(self) -> None:
-        """Start another chunk. For a moment both listen: the steps that both have go to the new one."""
+    async def _start_chunk(self) -> None:
+        """For a moment both the old and the new chunk listen: the steps that both have go to the new one."""
         old, new = self.chunks[-1], Chunk()
         await asyncio.to_thread(new.begin, self.service)
         await asyncio.to_thread(detach, self.llm, old.listen)

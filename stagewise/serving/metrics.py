@@ -73,7 +73,7 @@ class Metrics:
         self.num_unfinished -= 1
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' format."""
+        """All metrics, in Prometheus' format."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
@@ -104,7 +104,7 @@ class Metrics:
         return family
 
     def _speculation(self, stats: Any) -> Iterator[CounterMetricFamily]:
-        """Names and meanings as vLLM's."""
+        """With vLLM's names and meanings."""
         model = [self.model_name]
         counts = {"num_drafts": (stats.num_drafts, "Times that tokens were drafted for a completion.")}
         counts |= {"num_draft_tokens": (stats.num_draft_tokens, "Draft tokens.")}
@@ -127,12 +127,12 @@ class Metrics:
 
 
 class Meter:
-    """Counts a request, from all its events."""
+    """Counts one request's events."""
 
     def __init__(self, metrics: Metrics, job: Job):
         self.metrics, self.job, self.arrival = metrics, job, time.perf_counter()
-        self._first: dict[int, float] = {}  # when each choice had its first token, and its latest
-        self._last: dict[int, float] = {}
+        self._first: dict[int, float] = {}  # when each choice got its first token
+        self._last: dict[int, float] = {}  # and its latest
         self._seen: set[int] = set()  # prompts that have begun
         self._unfinished, self._num_tokens = job.num_choices, job.num_tokens
         metrics.num_unfinished += self._unfinished

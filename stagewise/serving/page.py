@@ -1,4 +1,4 @@
-"""The page at /: the replay page with a playground above it, showing the running engine instead of a trace."""
+"""The page at /: the replay page, showing the running engine instead of a trace, with a playground above it."""
 
 import base64
 import functools

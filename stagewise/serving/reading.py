@@ -12,9 +12,9 @@ from ..strict_json import no_duplicates
 from .lanes import SMALL, Lanes
 
 MAX_DEPTH = 64  # nesting depth of lists and objects
-CLIENT_GONE = 499  # in the log, if nothing was sent: nginx's status for this
+CLIENT_GONE = 499  # in the log, if nothing was sent; nginx's status for this
 DROPPED = 8  # a body of up to this many times the limit is read before it is refused
-CLOSE = {"Connection": "close"}  # there may be more of the body on its way
+CLOSE = {"Connection": "close"}  # the rest of the body may still be on its way
 
 
 async def read_json(request: Request, limits: Limits, lanes: Lanes) -> tuple[int, dict]:
@@ -31,8 +31,8 @@ async def read_json(request: Request, limits: Limits, lanes: Lanes) -> tuple[int
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """A body of at most this many bytes. The rest of a longer one is read too, up to a point, and dropped: a simple
-    client reads the answer only after it has sent everything."""
+    """A body of at most `limit` bytes. The rest of a longer one is read and dropped, up to DROPPED times the limit: a
+    simple client reads the answer only after it has sent everything."""
     body, num_bytes = bytearray(), 0
     too_long = APIError(413, f"the body is longer than {limit:,} bytes", code="body_too_large", headers=CLOSE)
     told = request.headers.get("content-length", "")

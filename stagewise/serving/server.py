@@ -11,8 +11,8 @@ import uvicorn
 
 from .app import App
 
-TOLD_SECONDS = 1  # to tell clients whose requests are aborted
-RECEIVED = 2**15  # bytes of a client that are parsed at once; then others have their turn
+TOLD_SECONDS = 1  # to tell clients that their requests were aborted
+RECEIVED = 2**15  # bytes of one client that are parsed before others have their turn
 BACKLOG = 128  # connections that the system may queue until they are accepted
 
 
@@ -24,11 +24,9 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise OSError(f"--host {host}: {error.strerror}") from None
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED)  # its connections have it, too
-        if os.name == "posix":
-            listener.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # otherwise a port is blocked for a minute after its use
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED)  # its connections inherit it
+        if os.name == "posix":  # otherwise a port is blocked for a minute after its use
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
@@ -76,11 +74,9 @@ class Server(uvicorn.Server):
         await self._until_idle(TOLD_SECONDS)
         await self._until(lambda: not self.app.recorder.viewers, TOLD_SECONDS)
         connections: list[Any] = [*self.server_state.connections]
-        for one in connections:
-            if (
-                one.cycle is not None and not one.cycle.response_complete
-            ):  # a client that does not read, or never sends the rest
-                one.transport.abort()
+        for connection in connections:  # to clients that do not read, or never send the rest
+            if connection.cycle is not None and not connection.cycle.response_complete:
+                connection.transport.abort()
         await self._until_idle(TOLD_SECONDS)
 
     async def _until_idle(self, seconds: float) -> None:

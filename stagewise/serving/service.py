@@ -21,19 +21,19 @@ from ..openai.tools import CallReader
 from .lanes import SMALL, Lanes
 from .metrics import Meter, Metrics
 
-AT_ONCE = 16  # prompts of a request that are submitted, or aborted, together; larger requests in parts
+AT_ONCE = 16  # prompts that are submitted, or aborted, before other work has its turn
 TOKEN_BYTES = 64  # of a token or a log-probability in JSON, roughly
-PROMPT_TOKEN_BYTES = 96  # of one of a prompt's
+PROMPT_TOKEN_BYTES = 96  # the same for a prompt's
 T = TypeVar("T")
 
 
 class Run:
-    """A job that runs, in an `async with`.
+    """A running job; use it in `async with`.
 
     Attributes:
-        id, created: of the answer.
+        id, created: the answer's.
         num_output_tokens: reported so far.
-        finish_reasons: of the choices whose end was reported, in that order.
+        finish_reasons: of the choices reported as finished, in that order.
     """
 
     def __init__(self, service: "Service", job: Job):
@@ -47,8 +47,7 @@ class Run:
         self._tasks: list[asyncio.Task] = []
 
     async def __aenter__(self) -> "Run":
-        """Submit all prompts, or none: if the engine refuses one, the others are aborted. Many prompts are submitted in
-        parts, so that other work has its turn."""
+        """Submit all prompts, or none: if the engine refuses one, the others are aborted."""
         self.service.check_room(self.job)
         self._meter = Meter(self.service.metrics, self.job)
         try:
@@ -58,9 +57,7 @@ class Run:
                 self._tasks.append(task)
                 if i >= AT_ONCE:
                     await asyncio.sleep(0)
-            await asyncio.sleep(
-                0
-            )  # each task runs up to its first wait for an event: by then it is submitted, or refused
+            await asyncio.sleep(0)  # each task runs up to its first wait: by then it is submitted, or refused
             for task in self._tasks:
                 if task.done():
                     self._check(task)
@@ -121,21 +118,17 @@ class Run:
             raise bad_request(str(error)) from None
         except self.service.stage.EngineClosedError as error:
             raise APIError(503, str(error), code="shutting_down") from None
-        except Exception as error:  # a step has failed, twice
+        except Exception as error:  # a step failed, and its retry
             raise APIError(500, f"the engine has failed: {error}", code="engine_failed") from error
 
     def _failure(self, message: str) -> APIError:
-        """The error of a request that failed by itself: its own fault if it has logits processors, otherwise the
-        model's."""
-        p = self.job.params
-        if p.logits_processors or p.logit_bias or p.bad_words or p.min_tokens or p.allowed_token_ids is not None:
-            return bad_request(message, code="generation_failed")
-        if p.structured_outputs is not None:
-            return bad_request(message, code="generation_failed")
-        return APIError(500, message, code="generation_failed")
+        """The error of a request that failed alone: the client's, if its fields restrict the tokens (most become
+        logits processors), else the model's."""
+        is_restricted = self.job.params.logits_processors or self.job.params.min_tokens
+        return APIError(400 if is_restricted else 500, message, code="generation_failed")
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The choices' pieces, as they come, until all have ended."""
+        """The pieces of all choices, as they come."""
         job, unfinished = self.job, len(self._tasks)
         wordings: dict[int, Wording] = {}
         while unfinished:
@@ -202,7 +195,7 @@ class Service(Served):
             raise bad_request(f"prompt: {error}", param="prompt") from None
 
     def token_names(self, token_ids: list[int]) -> list[str]:
-        """Each token as in vocab.json."""
+        """Each token as it is written in vocab.json."""
         letters = {byte[0]: letter for letter, byte in self.stage.byte_alphabet().items()}
         texts = ["".join(letters[byte] for byte in self.tokenizer.token_bytes(token_id)) for token_id in token_ids]
         return [text or self.tokenizer.token_text(i) for text, i in zip(texts, token_ids, strict=True)]
@@ -230,7 +223,7 @@ class Service(Served):
         return job
 
     def _params(self, job: Job) -> Any:
-        """The parameters of a job, with its processors. A form is compiled here, once."""
+        """The parameters of a job, with its processors: a form is compiled here."""
         try:
             return job.sampling.params_for(self.engine.llm, self.limits.form_seconds)
         except ValueError as error:
@@ -270,8 +263,8 @@ class Service(Served):
         return not self.engine.llm.loop.thread.is_alive()
 
     async def whole(self, run: Run, form: Callable[[dict], Any] = lambda choice: choice) -> dict:
-        """The answer to a job that does not stream, its choices in this form. They are built one at a time, so that
-        neither smaller answers nor the server's shutdown wait for all of them."""
+        """The answer to a job that does not stream, with `form` applied to each choice. Choices are built one at a
+        time, so that neither smaller answers nor the server's shutdown wait for all of them."""
         made, job, choices = [], run.job, [Piece(i) for i in range(run.job.num_choices)]
         async for piece in run.pieces():
             choices[piece.index].add(piece)
@@ -284,7 +277,7 @@ class Service(Served):
         return {**run.answer(made), "usage": run.usage(), **(run.of_prompt(0) if job.chat else {})}
 
     async def aside(self, size: int, work: Callable[[], T]) -> T:
-        """Do this work in a lane if it makes so much JSON that others would have to wait."""
+        """The result of `work`, done in a lane if it makes so much JSON that others would have to wait."""
         if size > SMALL:
             return await self.lanes.do(size, work)
         await asyncio.sleep(0)

@@ -338,7 +338,7 @@ def test_the_server_ends_and_comes_back(driver):
         until(page, "!writing")
         page("shown.renderNow()")
         assert text(page, "follow") == "NOT LIVE"
-        assert text(page, "notes").startswith("The server has ended. What was seen can still be looked at")
+        assert text(page, "notes").startswith("The server has ended. The steps so far can still be viewed")
         number = page("return shown.last")
         assert number >= 20
         again, _ = start(url.rpartition(":")[2])

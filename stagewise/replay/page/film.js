@@ -1,19 +1,19 @@
 "use strict";
-// The picture of the run, above the slider: a lane for each place in the batch, and below how many wait. Of a long run it
-// shows a part, and an overview below it shows the whole.
+// The picture of the run above the slider: a lane for each place in the batch, and below the lanes how many requests
+// wait. Of a long run it shows a part, and an overview below it shows the whole.
 
-const EDGE = 8; // half of a slider's thumb: the picture begins and ends where its middle can be
+const EDGE = 8; // half of the slider's thumb: the picture begins and ends where the thumb's middle can be
 const LANE_MIN = 2.4;
 const LANE_MAX = 13;
-const LANES = [96, 70]; // so high are all lanes of a film, if there is one and if there are two, in pixels
+const LANES = [96, 70]; // the height of all lanes together, with one film and with two, in pixels
 const QUEUE = 14;
 const MARKS = 15; // above the lanes
 const MARK = 16; // the width of a mark, in pixels
 const MOST_LANES = 40;
 const OVERVIEW = 12;
-const STEP_MIN = 2.5; // pixels: with less for a step a film shows only a part of the run
+const STEP_MIN = 2.5; // pixels for a step: rather than less, a film shows only a part of the run
 
-/** The part of the run that the films show, as shares of the whole: from 0 to 1. */
+/** The part of the run that the films show, as fractions of the whole, from 0 to 1. */
 class Part {
   constructor() {
     Object.assign(this, { zoom: 1, from: 0, chosen: false });
@@ -23,7 +23,7 @@ class Part {
     return 1 / this.zoom;
   }
 
-  /** As wide as it has to be for steps to be seen, unless somebody has chosen. */
+  /** Zoom in until steps can be told apart, unless the user has chosen a zoom. */
   fit(numSteps, pixels) {
     if (this.chosen || !pixels) return;
     this.zoom = 2 ** Math.max(0, Math.ceil(Math.log2((STEP_MIN * numSteps) / pixels)));
@@ -34,7 +34,7 @@ class Part {
     this.chosen = true;
   }
 
-  /** Move it, if what is looked at would be outside or near its edge. */
+  /** Move the part if this position is outside of it or near its edge. */
   follow(share) {
     const { width, from } = this;
     const isInside = share >= from + 0.05 * width && share <= from + 0.9 * width;
@@ -44,7 +44,7 @@ class Part {
 }
 
 class Film {
-  /** clock: says where a step begins and ends, from 0 to 1; onDrag is told where the mouse is, in the same measure; marks:
+  /** clock: says where a step begins and ends, from 0 to 1; onDrag: called with the mouse's position, from 0 to 1; marks:
    * steps of this trace that have a label. */
   constructor(replay, clock, number, words, onDrag, part = new Part(), marks = []) {
     Object.assign(this, { replay, clock, number, onDrag, part, marks, drawn: "", label: "" });
@@ -52,7 +52,7 @@ class Film {
     this.canvas = element("canvas", "", "", { role: "img", "aria-label": words });
     this.cursor = element("div", "cursor");
     this.letters = element("canvas", "letters", "", { "aria-hidden": "true" }); // over the cursor, which would cross them
-    this.cover = element("div", "cover"); // of what is to come, for who wants to be asked first
+    this.cover = element("div", "cover"); // hides what is to come while the page asks first
     this.top = marks.length || clock.replays.length > 1 ? MARKS : 0;
     if (this.top) this.cursor.style.top = `${MARKS - 2}px`;
     this.cover.style.top = `${Math.max(0, this.top - 2)}px`; // letters stick out of the first lane
@@ -60,17 +60,16 @@ class Film {
     this.root.addEventListener("pointerdown", (event) => this.drag(event));
   }
 
-  /** To be called when the window has a new size. */
+  /** Call this when the window has a new size. */
   measure() {
     this.width = this.root.clientWidth;
   }
 
-  /** Of each of so many lanes. */
   laneHeight(lanes) {
     return Math.max(LANE_MIN, Math.min(LANE_MAX, LANES[this.clock.replays.length - 1] / lanes));
   }
 
-  /** isAsking: marks and the end are shown only up to this share of the run; goesOn: it has no end. */
+  /** isAsking: show marks and the end only up to this share of the run; goesOn: the run has no end. */
   draw(ink, share, { isAsking = false, goesOn = false } = {}) {
     const lanes = Math.max(1, Math.min(MOST_LANES, this.replay.lanes.taken.length));
     const { part, clock } = this;
@@ -111,7 +110,7 @@ class Film {
     for (const each of [context, letters]) Object.assign(each, { textAlign: "center", textBaseline: "middle" });
     const left = (step) => this.x(clock.share(number, step));
     const right = (step) => this.x(clock.share(number, step, true));
-    const first = clock.step(number, clock.at(part.from)); // that can be seen
+    const first = clock.step(number, clock.at(part.from)); // the first step in sight
     const last = clock.step(number, clock.at(part.from + part.width));
     for (const each of [context, letters]) {
       each.save();
@@ -137,8 +136,8 @@ class Film {
       const half = 3.2 * words.length;
       const end = replay.hasEnd ? left(replay.steps.length - 1) : width;
       const crosses = end > width - EDGE - 2 * half - 6 && end < width;
-      const middle = (crosses ? end - 4 : width - EDGE) - half; // the line of the end does not go through it
-      ink.write(context, words, middle, height - QUEUE / 2, { size: 11, colour: ink.ink, plate: ink.card });
+      const middle = (crosses ? end - 4 : width - EDGE) - half; // so that the line at the end does not cross the words
+      ink.write(context, words, middle, height - QUEUE / 2, { size: 11, color: ink.ink, plate: ink.card });
     }
   }
 
@@ -152,7 +151,7 @@ class Film {
     const w = Math.max(1, end - x - 1);
     const h = lane - Math.min(1.5, lane / 3);
     if (w < 3) {
-      context.fillStyle = ink.own[own % NUM_COLOURS];
+      context.fillStyle = ink.own[own % NUM_COLORS];
       context.fillRect(x, y, w, h);
       return;
     }
@@ -171,9 +170,9 @@ class Film {
     if (w > 22 && lane >= 7) {
       const text = replay.name(id, index);
       const size = Math.min(11, Math.round(lane - 1.5));
-      const plate = ink.own[own % NUM_COLOURS];
+      const plate = ink.own[own % NUM_COLORS];
       const middle = Math.max(x, EDGE) + 6 + text.length * size * 0.35;
-      ink.write(letters, text, middle, y + h / 2 + 0.5, { size, weight: 700, colour: ink["on-own"], plate });
+      ink.write(letters, text, middle, y + h / 2 + 0.5, { size, weight: 700, color: ink["on-own"], plate });
     }
     if (span.preempted && lane >= 7) {
       context.fillStyle = ink.ink;
@@ -182,7 +181,7 @@ class Film {
       const words = "↩ preempted";
       const size = Math.min(11, Math.round(lane - 1.5));
       const room = (next ? left(next.from) : this.width) - end;
-      if (room > 6.2 * size) ink.write(letters, words, end + 3.3 * size, y + h / 2 + 0.5, { size, colour: ink.ink });
+      if (room > 6.2 * size) ink.write(letters, words, end + 3.3 * size, y + h / 2 + 0.5, { size, color: ink.ink });
     }
   }
 
@@ -203,7 +202,7 @@ class Film {
     context.globalAlpha = 1;
   }
 
-  /** Where it ended, if the engine came to rest. */
+  /** A line where the run ended, if the engine came to rest. */
   drawEnd(ink, context, top, height, left, right) {
     const { replay } = this;
     if (!replay.hasEnd || replay.steps.length < 2 || !this.isEndSeen) return;
@@ -218,10 +217,10 @@ class Film {
     const fits = this.width - EDGE - end > 2 * half + 6;
     if (!fits && (!top || isMarked)) return;
     const middle = fits ? end + half + 5 : end - half - 2;
-    ink.write(context, words, middle, top ? top / 2 : 8, { size: 11, weight: 700, colour: ink.ink });
+    ink.write(context, words, middle, top ? top / 2 : 8, { size: 11, weight: 700, color: ink.ink });
   }
 
-  /** The stops of a story, side by side where their steps are too near to each other. */
+  /** The stops of a story, side by side where their steps are too close. */
   drawMarks(ink, context, left, right) {
     let free = 0;
     for (const { step, label } of this.seen) {
@@ -233,11 +232,11 @@ class Film {
       context.beginPath();
       context.arc(x, 6.5, 6.5, 0, 7);
       context.fill();
-      ink.write(context, label, x, 7, { size: 10, weight: 700, colour: ink.card });
+      ink.write(context, label, x, 7, { size: 10, weight: 700, color: ink.card });
     }
   }
 
-  /** Beam search: where a beam goes on in another lane, and a cross where one ends. */
+  /** Beam search: a curve where a beam goes on in another lane, a cross where one ends. */
   drawBeams(ink, context, lane, top, first, last, right) {
     const { beams, lanes } = this.replay;
     if (lane < 7) return;
@@ -271,7 +270,7 @@ class Film {
     }
   }
 
-  /** How many tokens a step gave where guesses were right. */
+  /** How many tokens a step gave, where draft tokens were accepted. */
   drawGains(ink, context, lane, top, first, last, left, right) {
     const { lanes, gains, names } = this.replay;
     if (lane < 7) return;
@@ -279,15 +278,15 @@ class Film {
       if (step < first || step > last || right(step) - left(step) < 20) continue;
       const span = lanes.spans.find((one) => one.key === key && one.from <= step && step <= one.to);
       if (!span || span.lane >= MOST_LANES) continue;
-      const plate = ink.own[(names.get(key.slice(0, key.lastIndexOf("/"))) ?? 0) % NUM_COLOURS];
+      const plate = ink.own[(names.get(key.slice(0, key.lastIndexOf("/"))) ?? 0) % NUM_COLORS];
       const x = (left(step) + right(step)) / 2;
-      const style = { size: Math.min(11, Math.round(lane - 2)), colour: ink["on-own"], plate };
+      const style = { size: Math.min(11, Math.round(lane - 2)), color: ink["on-own"], plate };
       ink.write(context, `+${tokens}`, x, top + (span.lane + 0.5) * lane, style);
     }
   }
 }
 
-/** The whole of a long run, under the films that show a part of it: how many run, and which part that is. */
+/** A whole long run, below the films that show a part of it: how many requests run, and which part is shown. */
 class Overview {
   constructor(clock, part) {
     Object.assign(this, { clock, part, drawn: "" });
@@ -304,7 +303,7 @@ class Overview {
     const inner = width - 2 * EDGE;
     this.shown.style.transform = `translateX(${EDGE + part.from * inner}px)`;
     this.shown.style.width = `${Math.max(6, part.width * inner)}px`;
-    const grain = Math.max(1, Math.floor(clock.end / 500)); // as steps are appended it need not be drawn at each
+    const grain = Math.max(1, Math.floor(clock.end / 500)); // appended steps: draw again only after this many
     const what = [width, devicePixelRatio, ink.paper, clock.mode, Math.floor(clock.end / grain)].join();
     if (what === this.drawn) return;
     this.drawn = what;

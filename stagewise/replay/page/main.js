@@ -1,8 +1,8 @@
 "use strict";
-// The page as a whole: where in the run it is, how it is moved, and the link that leads there.
+// The page as a whole: its position in the run, how to move it, and the link that leads there.
 
-/** Where every trace is at one position: by steps, a position is a step's number; by wall time it is a time in seconds
- * since the beginning, and each trace shows the step that was under way then. */
+/** Which step each trace shows at a position. By steps, a position is a step's number; by wall time it is seconds since
+ * the beginning, and each trace shows the step that was running then. */
 class Clock {
   constructor(replays) {
     Object.assign(this, { replays, mode: "steps" });
@@ -15,18 +15,18 @@ class Clock {
     return Math.max(...ends);
   }
 
-  /** How long the longest trace is. */
+  /** The longest trace's seconds. */
   get seconds() {
     return Math.max(...this.replays.map((replay) => replay.ends(replay.steps.length - 1)));
   }
 
-  /** The position at a share of the run. */
+  /** The position at a fraction of the run. */
   at(share) {
     if (this.mode === "steps") return Math.max(0, Math.min(this.end, Math.floor(share * (this.end + 1))));
     return share * this.seconds;
   }
 
-  /** When a trace ended, if that was before this position, in words. */
+  /** In words, when a trace ended, if that was before this position. */
   since(number, position) {
     const replay = this.replays[number];
     if (this.replays.length < 2 || !replay.hasEnd) return "";
@@ -55,7 +55,7 @@ class Clock {
     return this.mode === "steps" ? step : this.replays[number].begins(step);
   }
 
-  /** The position at which something changes, `steps` of them further on or back. */
+  /** The position this many steps of any trace later, or earlier. */
   move(position, steps) {
     if (this.mode === "steps") return Math.max(0, Math.min(this.end, position + steps));
     for (; steps > 0; steps--) {
@@ -77,7 +77,7 @@ class Clock {
     return position;
   }
 
-  /** Which trace began a step last at a position, and which step: this names the position exactly. */
+  /** The trace that was the last to begin a step before a position, and that step: together they name the position. */
   naming(position) {
     let best = 0;
     this.replays.forEach((replay, i) => {
@@ -87,12 +87,12 @@ class Clock {
     return { trace: best, step: this.step(best, position) };
   }
 
-  /** Where a position is in the picture of the run: from 0 to 1. */
+  /** A position in the picture of the run, from 0 to 1. */
   cursor(position) {
     return this.mode === "steps" ? (position + 0.5) / (this.end + 1) : position / this.seconds;
   }
 
-  /** Where a step begins, or ends, in it. */
+  /** Where a step begins, or ends, in the picture. */
   share(number, step, end = false) {
     const replay = this.replays[number];
     if (this.mode === "steps") return (step + end) / (this.end + 1);
@@ -101,7 +101,7 @@ class Clock {
 }
 
 const UNANSWERED = 20000; // milliseconds that play waits for an answer
-const ANSWERED = 4000; // and with it, before it goes on
+const ANSWERED = 4000; // milliseconds that it shows the verdict
 
 class Page {
   /** traces: [header, …steps] of each; story: see story.js. */
@@ -129,7 +129,7 @@ class Page {
     });
     if (this.views.length > 1) this.engines(different);
     const isCarried = this.replays.some(({ lanes }) => lanes.spans.some(({ carried }) => carried !== null));
-    document.getElementById("legend-carried").hidden = !isCarried; // rows are only in static batches
+    document.getElementById("legend-carried").hidden = !isCarried; // only static batches have such rows
     this.overview = new Overview(this.clock, this.part);
     document.getElementById("films").append(...this.films.map(({ root }) => root), this.overview.root);
     if (this.views.length === 1 && !story) {
@@ -152,7 +152,7 @@ class Page {
     if (document.body.clientWidth !== this.measured) this.measure();
   }
 
-  /** To look up how wide things are makes the browser lay out anew: not at every step, but when it may have changed. */
+  /** Reading widths makes the browser lay the page out again, so do it only when they may have changed. */
   measure() {
     this.measured = document.body.clientWidth;
     for (const part of [...this.films, ...this.views]) part.measure();
@@ -161,7 +161,7 @@ class Page {
     this.render();
   }
 
-  /** Show as much of the run as can be told apart, and let the slider's thumb be where the playhead is. */
+  /** Show as much of the run as can be told apart, and align the slider's thumb with the playhead. */
   fit() {
     const { clock, slider, films, part } = this;
     const width = films[0].width;
@@ -180,7 +180,7 @@ class Page {
     this.render();
   }
 
-  /** Say which engine is which: on the films, and, where there is room for one engine only, on buttons that choose it. */
+  /** Label the engines: on the films and, where there is room for only one engine, on buttons that choose it. */
   engines(different) {
     const panels = document.getElementById("panels");
     const isSame = this.replays.every(({ stage }) => stage === this.replays[0].stage);
@@ -198,13 +198,13 @@ class Page {
     this.showEngine(0);
   }
 
-  /** Where there is room for one engine, show this one. */
+  /** Where there is room for only one engine, show this one. */
   showEngine(number) {
     document.getElementById("panels").dataset.shown = number;
     this.engineButtons?.forEach((button, i) => button.setAttribute("aria-pressed", String(i === number)));
   }
 
-  /** A step more of a trace, as it happens; whoever looks at the last one stays there. */
+  /** Add a step to a trace, as it happens. A page that shows the last step goes on to the new one. */
   append(number, step) {
     const atEnd = this.position >= this.clock.end && !this.playing;
     this.replays[number].append(step);
@@ -217,7 +217,7 @@ class Page {
 
   // --- Drawing -----------------------------------------------------------------------------------------------------
 
-  /** Draw before the next frame, however often this is called until then. */
+  /** Draw once before the next frame, however often this is called until then. */
   render() {
     this.frame ??= requestAnimationFrame(() => this.renderNow());
   }
@@ -243,10 +243,10 @@ class Page {
       if (nodes.spoken.getAttribute("aria-live") !== live) nodes.spoken.setAttribute("aria-live", live);
     }
     clearTimeout(this.later);
-    this.later = setTimeout(() => this.writeFragment(), 250); // browsers do not like it at every frame
+    this.later = setTimeout(() => this.writeFragment(), 250); // browsers limit how often an address may change
   }
 
-  /** At the end of all that is known the cards have another order: nobody runs. An engine that goes on has no end. */
+  /** At the end of the run, when no request runs, the cards have another order. A running engine has no end. */
   showEnd() {
     const { clock, position, replays } = this;
     const panels = document.getElementById("panels");
@@ -273,7 +273,7 @@ class Page {
     this.render();
   }
 
-  /** One step on, by key, button or in play: here the page may ask first. */
+  /** One step forward, by key, by button or in play: here the page may ask first. */
   forward() {
     if (this.asked !== null) return this.answer(null);
     const next = this.clock.move(this.position, 1);
@@ -284,13 +284,13 @@ class Page {
     return this.goTo(next);
   }
 
-  /** Whether the next step will be asked about: until that is answered, nothing may give it away. */
+  /** Whether the page will ask about the next step: until then nothing may give the answer away. */
   get asksNext() {
     return this.predict.checked && this.questions.has(this.clock.step(0, this.position) + 1);
   }
 
-  /** To a later position at once. Where a question is on the way, or about the step after it, the page goes up to that
-   * and asks first. */
+  /** Go to a later position at once. If there is a question on the way, or about the step after it, stop before that step
+   * and ask. */
   leapTo(position) {
     if (this.asked !== null) return this.answer(null);
     const { clock } = this;
@@ -302,7 +302,7 @@ class Page {
     return this.ask(step, next);
   }
 
-  /** The same by hand: what plays stops. */
+  /** One step forward by hand, which stops play. */
   stepOn() {
     this.pause();
     this.resumes = false;
@@ -315,7 +315,7 @@ class Page {
     this.goTo(position);
   }
 
-  /** To the next or the previous step that has an event of the chosen kind. */
+  /** Go to the next or the previous step that has an event of the chosen kind. */
   jump(direction) {
     this.pause();
     const kind = this.kind.value;
@@ -365,7 +365,7 @@ class Page {
     this.playButton.setAttribute("aria-label", this.playing ? "Pause" : "Play");
   }
 
-  /** To a place in the picture of the run, from 0 to 1. */
+  /** Go to a place in the picture of the run, from 0 to 1. */
   dragTo(share) {
     const { clock } = this;
     this.turnTo(clock.mode === "steps" ? Math.floor(share * (clock.end + 1)) : share * clock.seconds);
@@ -398,7 +398,7 @@ class Page {
     document.getElementById("question-text").focus({ preventScroll: true });
   }
 
-  /** Show what happens; `choice` is what was expected, or null. */
+  /** choice: the reader's; null: just show the step. */
   answer(choice) {
     const { step, next } = this.asked;
     if (choice !== null) return this.judge(choice);
@@ -407,7 +407,7 @@ class Page {
     return this.goOn();
   }
 
-  /** Say what was right, and show the step; what was played goes on by itself. */
+  /** Say what was right, and show the step; play, if it was on, resumes by itself. */
   judge(choice) {
     const { step, next } = this.asked;
     const { right } = this.questions.get(step);
@@ -428,7 +428,7 @@ class Page {
     document.getElementById("go-on").focus({ preventScroll: true });
   }
 
-  /** Behind a question. */
+  /** Close the question. */
   goOn() {
     const resumes = this.resumes;
     this.withdraw();
@@ -448,7 +448,7 @@ class Page {
 
   // --- Links -------------------------------------------------------------------------------------------------------
 
-  /** #step=12&request=r3: with two traces also which of them the step is of, and the clock. */
+  /** #step=12&request=r3; with two traces also the clock, and which trace the step is of. */
   get fragment() {
     const { trace, step } = this.clock.naming(this.position);
     const fields = new URLSearchParams();
@@ -563,7 +563,7 @@ class Page {
     addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** The kinds of events that there are, to choose from; and what the legend has to say. */
+  /** Offer the kinds of events that occur, and show the legend's entries that apply. */
   showKinds() {
     for (const kind of ["beams", "gains"])
       document.getElementById(`legend-${kind}`).hidden = !this.replays.some((replay) => replay[kind].length);

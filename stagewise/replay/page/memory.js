@@ -4,7 +4,7 @@
 const CELL_MIN = 5;
 const CELL_MAX = 54;
 
-/** The pool. The mouse and, when it has the focus, the arrow keys pick a block; `onPick` is told. */
+/** The pool. The mouse and, when it has the focus, the arrow keys pick a block; onPick: called with it. */
 class Pool {
   constructor(canvas, onPick) {
     Object.assign(this, { canvas, onPick, picked: null, columns: 1, cell: CELL_MAX, shown: [], width: 0 });
@@ -36,7 +36,7 @@ class Pool {
     this.onPick(block);
   }
 
-  /** blocks: what is to be known of each, see `blocksOf`; emphasis: a set of blocks, or null. */
+  /** blocks: see `blocksOf`; emphasis: a set of blocks, or null; order: block -> its index in the chosen table. */
   draw(ink, blocks, size, emphasis, order) {
     const { width } = this;
     const room = Math.max(200, Math.min(420, width * 0.8));
@@ -72,11 +72,11 @@ class Pool {
     if (block.holders.length) {
       ink.fillWaste(context, x, y, side, side);
       if (filled) {
-        const share = side / block.holders.length; // who shares a block has a part of it
+        const share = side / block.holders.length; // each holder gets a part of a shared block
         block.holders.forEach((holder, i) => ink.fill(context, holder.number, x, y + i * share, filled, share));
       }
     } else if (block.findable) {
-      context.fillStyle = ink.own[block.owner % NUM_COLOURS];
+      context.fillStyle = ink.own[block.owner % NUM_COLORS];
       const alpha = context.globalAlpha;
       context.globalAlpha = alpha * 0.28;
       context.fillRect(x, y, side, side);
@@ -92,26 +92,26 @@ class Pool {
     if (block.findable) context.setLineDash([]);
   }
 
-  /** Who is in a block; where there is room, also its number, its place in the chosen table, and what it is a copy of. */
+  /** A block's holders; where there is room, also its number, its place in the chosen table, and what it is a copy of. */
   labelBlock(ink, context, block, x, y, side, order) {
     const held = block.holders.length > 0;
     const names = held ? block.holders.map(({ name }) => name) : block.findable ? [block.ownerName] : [];
     const text = names.length > 2 ? `${names.length}×` : names.join(" ");
     const size = Math.round(Math.min(18, side / 2, (1.3 * side) / text.length));
     if (held) {
-      const plate = ink.own[block.holders[0].number % NUM_COLOURS];
-      ink.write(context, text, x + side / 2, y + side / 2 + 1, { size, weight: 700, colour: ink["on-own"], plate });
+      const plate = ink.own[block.holders[0].number % NUM_COLORS];
+      ink.write(context, text, x + side / 2, y + side / 2 + 1, { size, weight: 700, color: ink["on-own"], plate });
     } else if (text) {
-      ink.write(context, text, x + side / 2, y + side / 2 + 1, { size, colour: ink.ink });
+      ink.write(context, text, x + side / 2, y + side / 2 + 1, { size, color: ink.ink });
     }
     if (side < 34) return;
-    const corner = (words, right, low, colour = ink.soft) => {
+    const corner = (words, right, low, color = ink.soft) => {
       const size = Math.round(side * 0.21);
-      const half = Math.max(0.19 * side, (0.33 * words.length + 0.2) * size); // long ones end at the block's edge, too
+      const half = Math.max(0.19 * side, (0.33 * words.length + 0.2) * size); // so that long words stay in the block
       ink.write(context, words, x + (right ? side - half : half), y + (low ? 0.87 : 0.16) * side, {
         size,
-        weight: colour === ink.soft ? 400 : 700,
-        colour,
+        weight: color === ink.soft ? 400 : 700,
+        color,
         plate: ink.card,
       });
     };
@@ -121,8 +121,8 @@ class Pool {
   }
 }
 
-/** Of each block: who holds it, how many tokens are in it, whether it is written in this step, whether it is free, and
- * whether what is in it can be found then. One that is not free and that nobody holds is kept out of use. */
+/** For each block: its holders, how many tokens are in it, whether this step writes to it, whether it is free, and if so
+ * whether the prefix cache can find it. A block that is neither free nor held is kept out of use. */
 function blocksOf(replay, state, step) {
   const size = state.blockSize;
   const blocks = Array.from({ length: replay.header.num_blocks ?? 0 }, (_, number) => ({

@@ -1,11 +1,10 @@
 "use strict";
-// Pause and predict: before some steps the page asks what will happen. The questions are made from the trace: one of
-// each kind, where it happens for the first time. The right answer is what the trace says, the others are what might
-// have been.
+// Pause and predict: before some steps the page asks what will happen. The questions are made from the trace: one for
+// each kind of event, where it first happens. The right answer is what the trace says; the others are plausible.
 
-const LAST_QUESTION = 2000; // no step after this one is asked about
+const LAST_QUESTION = 2000; // no questions about steps after this one
 
-/** The questions of a trace: step -> {text, choices, right, kind}. To be asked before the step is shown. */
+/** The questions of a trace: step -> {text, choices, right, kind}. Each is asked before its step is shown. */
 function questions(replay) {
   const found = new Map();
   const asked = new Set();
@@ -25,7 +24,7 @@ function questions(replay) {
   return found;
 }
 
-/** Whether something in a step could be asked about: to look is cheap, to make its state is not. */
+/** Whether a step has something to ask about: a cheap check, before its state is computed. */
 function mayAsk(replay, number, asked) {
   const kinds = new Set(replay.steps[number].before.map((event) => event.kind));
   if (!newlyRefused(replay, number)) kinds.delete("refused");
@@ -45,7 +44,7 @@ function shuffled(choices, seed) {
   return choices;
 }
 
-/** The first refusal of a step, unless the step before has refused the same request: then the answer is known. */
+/** The first refusal of a step, unless the step before refused the same request: then the reader knows the answer. */
 function newlyRefused(replay, number) {
   const [before, event] = [number - 1, number].map((n) => eventOf(replay.steps[n], "refused"));
   return event && !(before && keyOf(before) === keyOf(event)) ? event : null;
@@ -142,7 +141,7 @@ const ASK = {
   finished(replay, before, step, number) {
     const event = replay.steps[number - 1].after.find((e) => e.kind === "finished");
     const last = new Set(replay.steps[number - 1].rows.map(keyOf));
-    if (!event || !step.rows.some((row) => last.has(keyOf(row)))) return null; // no row goes on
+    if (!event || !step.rows.some((row) => last.has(keyOf(row)))) return null; // no row of that step goes on
     const carried = step.rows.some((row) => !row.num_tokens && keyOf(row) === keyOf(event));
     const name = replay.name(event.request_id, event.index);
     const stays = "Its row stays in the batch and is computed for nothing";

@@ -1,5 +1,5 @@
 "use strict";
-// Begin, with the traces and the story that the page holds.
+// Start the page with the traces and the story in it.
 
 function taken(kind) {
   return [...document.querySelectorAll(`script.${kind}`)].map((script) => {

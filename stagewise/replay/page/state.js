@@ -1,9 +1,8 @@
 "use strict";
-// From events to states: what stands where during each step of a trace. The Python of it is replay/state.py.
+// From events to states: what is where during each step of a trace. replay/state.py does the same in Python.
 //
-// A state is never changed in its parts: whoever changes puts a new object into it. A copy of a state is therefore
-// cheap, and a replay keeps one every KEYFRAME steps. Any state is then the copy before it and a few steps more, so it
-// does not matter whether you go forwards, backwards or jump.
+// The objects in a state are never changed, only replaced, so a state is cheap to copy. A replay keeps a copy every
+// KEYFRAME steps, and computes any other state from the copy before it, so jumps in either direction are fast.
 
 const KEYFRAME = 64;
 const KINDS = [
@@ -21,30 +20,30 @@ const KINDS = [
 
 const keyOf = (event) => `${event.request_id}/${event.index}`;
 
-/** The tokens of a completion from one position to before another. Outputs only grow, so completions share them. */
+/** The tokens of a completion from `start` up to `end`. Outputs only grow, so the states share them. */
 function tokensOf(completion, start = 0, end = lengthOf(completion)) {
   const { prompt, output, numOutput } = completion;
-  const behind = prompt.length;
-  const own = output.slice(Math.max(0, start - behind), Math.max(0, Math.min(numOutput, end - behind)));
-  return start >= behind ? own : prompt.slice(start, end).concat(own);
+  const { length } = prompt;
+  const own = output.slice(Math.max(0, start - length), Math.max(0, Math.min(numOutput, end - length)));
+  return start >= length ? own : prompt.slice(start, end).concat(own);
 }
 
 function lengthOf(completion) {
   return completion.prompt.length + completion.numOutput;
 }
 
-/** What is known during a step: who waits and who runs, what they hold, and what is in the blocks. */
+/** Everything during a step: which requests wait and run, what they hold, and what is in the blocks. */
 class State {
   constructor(header) {
     this.blockSize = header.options.block_size ?? 16;
     this.longestFirst = Boolean(header.options.sort_by_length); // stages 2 and 3 take the longest prompts first
     this.completions = new Map(); // key -> completion
-    this.running = new Set(); // the keys of those that run
+    this.running = new Set(); // the keys of the running ones
     this.numWaiting = 0;
     this.numBlocks = header.num_blocks ?? 0;
-    this.free = header.free?.slice() ?? Array.from({ length: this.numBlocks }, (_, i) => i); // in the order of taking
-    this.numFindable = header.num_findable ?? 0; // so many of these, the last ones, the prefix cache can find
-    this.contents = []; // block -> {tokens, key}: whose keys and values are in it, and who computed them
+    this.free = header.free?.slice() ?? Array.from({ length: this.numBlocks }, (_, i) => i); // the next to be taken first
+    this.numFindable = header.num_findable ?? 0; // how many of them, at the end, the prefix cache can find
+    this.contents = []; // block -> {tokens, key}: the tokens whose keys and values are in it, and who computed them
     this.rows = new Map(); // key -> row of this step
     this.numSeats = 0; // admissions so far
     this.counts = { output: 0, useful: 0, recomputed: 0, padding: 0, carried: 0, refused: 0, preemptions: 0 };
@@ -59,7 +58,7 @@ class State {
     return copy;
   }
 
-  /** Up to the forward pass of a step, and with it. */
+  /** Through the forward pass of a step. */
   begin(step) {
     for (const event of step.before) this.apply(event);
     this.counts = { ...this.counts };
@@ -79,7 +78,7 @@ class State {
   /** A row of the forward pass. */
   compute(key, row) {
     const completion = this.completions.get(key);
-    const accepted = row.num_accepted ?? 0; // guesses that were right: they are computed like all others
+    const accepted = row.num_accepted ?? 0; // draft tokens that were right, computed like any others
     const end = row.start + row.num_tokens + accepted;
     if (row.num_tokens === 0) {
       // it is finished, and carried along
@@ -164,7 +163,7 @@ class State {
           this.leave(key, "waiting");
         }
         const { output, numOutput } = this.completions.get(key);
-        if (output.length === numOutput) output.push(event.token_id); // else it is a replay, and there already
+        if (output.length === numOutput) output.push(event.token_id); // else an earlier visit to this step pushed it
         this.change(key, { numOutput: numOutput + 1 });
         break;
       }
@@ -239,12 +238,12 @@ class State {
     this.put(key, { ...this.completions.get(key), ...changed });
   }
 
-  /** It runs no more, and has no memory. */
+  /** It no longer runs, and has no memory. */
   leave(key, status) {
     this.change(key, { status, slot: null, blocks: [], numComputed: 0 });
   }
 
-  /** Another completion, with the same prompt and so many of the same tokens behind it. */
+  /** Another completion, with the same prompt and its parent's first numOutput tokens. */
   fork(parent, index, numOutput = parent.numOutput) {
     const output = parent.output.slice(0, numOutput);
     const child = { ...parent, index, output, numOutput, arrival: this.completions.size, recomputed: 0 };
@@ -262,7 +261,7 @@ class State {
     return this.free.slice(this.free.length - this.numFindable);
   }
 
-  /** The keys of those that wait, in the order of the queue. */
+  /** The keys of the waiting completions, in queue order. */
   waiting() {
     const place = (c) => c.place ?? [this.longestFirst ? -c.prompt.length : 0, c.arrival];
     return [...this.completions]
@@ -271,14 +270,14 @@ class State {
       .map(([key]) => key);
   }
 
-  /** The keys of those that run, or are carried along, in the order of admission. */
+  /** The keys of the completions that run or are carried along, in the order of admission. */
   shown() {
     const seat = (key) => this.completions.get(key).seat;
     return [...new Set([...this.running, ...this.rows.keys()])].sort((a, b) => seat(a) - seat(b));
   }
 }
 
-/** A trace that can be looked at anywhere. Steps may be appended while somebody looks. */
+/** A trace, with the state at any of its steps. Steps may be appended at any time. */
 class Replay {
   constructor(header) {
     this.header = header;
@@ -288,15 +287,14 @@ class Replay {
     this.texts = new Map(); // token id -> its text
     this.names = new Map(); // request_id -> its letter's number
     this.several = new Set(); // requests that have several completions
-    this.counts = []; // of each step: what has been computed up to and with it
+    this.counts = []; // step -> what has been computed through it
     this.stepsWith = Object.fromEntries(KINDS.map((kind) => [kind, []])); // kind of event -> the steps that have one
     this.lanes = new Lanes(this.cached);
     this.beams = []; // {step, id, parents}: of each step of a beam search, which beam goes on as which
     this.gains = []; // {step, key, tokens}: rows that got several tokens in a step
-    this.mostPositions = 1; // that went through the model in one step
     this.keyframes = [];
-    this.head = new State(header); // before the step that comes next
-    this.current = null; // {number, state}: where somebody looked last, before its end
+    this.head = new State(header); // before the next step to be appended
+    this.current = null; // {number, state}: the state that was computed last, during that step
   }
 
   append(step) {
@@ -320,17 +318,15 @@ class Replay {
     this.head.begin(step);
     this.counts.push(this.head.counts);
     this.lanes.append(number, step, this.head);
-    const positions = step.rows.reduce((sum, row) => sum + row.num_tokens + row.num_padding, 0);
-    this.mostPositions = Math.max(this.mostPositions, positions);
     this.head.end(step);
   }
 
-  /** The number of the first step: 0, unless the run was recorded from its middle on. */
+  /** The number of the first step: 0, unless the recording began in the middle of a run. */
   get first() {
     return this.steps[0].step;
   }
 
-  /** Take back the last step, one in which nothing happened. */
+  /** Remove the last step, one in which nothing happened. */
   takeBack() {
     const number = this.steps.length - 1;
     for (const list of [this.steps, this.counts, this.lanes.queued]) list.pop();
@@ -355,16 +351,17 @@ class Replay {
     return state;
   }
 
-  /** How many forward passes there were, and whether the engine came to rest behind them: a last record without rows. */
+  /** How many forward passes there were. */
   get passes() {
     return this.steps.length - Number(this.hasEnd);
   }
 
+  /** Whether the engine came to rest after them: the last record has no rows. */
   get hasEnd() {
     return this.steps.at(-1).rows.length === 0;
   }
 
-  /** When a step begins and ends, in seconds from the beginning of the first. */
+  /** When a step begins and ends, in seconds since the first one began. */
   begins(number) {
     return this.beginning(this.steps[number]) - this.beginning(this.steps[0]);
   }
@@ -387,14 +384,14 @@ class Replay {
   }
 }
 
-/** Who ran when: for the picture of the whole run. Whoever is admitted takes the lowest lane that is free. */
+/** Who ran when, for the picture of the run. An admitted request takes the lowest free lane. */
 class Lanes {
   constructor(cached) {
-    this.cached = cached; // with a KV cache whoever computes several tokens prefills
-    this.spans = []; // {key, lane, from, to, prefilled, carried, preempted}: steps, the last one included
-    this.open = new Map(); // key -> its span, as long as it goes on
-    this.taken = []; // lane -> whether somebody is in it
-    this.queued = []; // of each step: how many wait
+    this.cached = cached; // with a KV cache, a row of several tokens is a prefill
+    this.spans = []; // {key, lane, from, to, prefilled, carried, preempted}: steps; `to` is the last one
+    this.open = new Map(); // key -> its span, while it goes on
+    this.taken = []; // lane -> whether it is occupied
+    this.queued = []; // step -> how many wait
   }
 
   append(number, step, state) {
@@ -423,7 +420,7 @@ class Lanes {
   }
 }
 
-/** What stands where at a step; tests compare it with the states in Python. */
+/** What is where at a step; tests compare it with the states in Python. */
 function snapshot(replay, number) {
   const state = replay.at(number);
   const waiting = state.waiting();

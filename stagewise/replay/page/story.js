@@ -1,11 +1,11 @@
 "use strict";
-// What an example shows: stops in its run, each with a few sentences, and at the end what came of it.
+// An example's story: stops in its run, each with a few sentences, and the result at the end.
 
 class Story {
   /** told: {look, stops: [{trace, step, says, text}], verdict}, as tools/story.py makes it. */
   constructor(page, { look, stops, verdict }) {
     Object.assign(this, { page, look, at: 0 });
-    this.stops = [...stops, { says: "The result", text: verdict }]; // the last one is at the end, by either clock
+    this.stops = [...stops, { says: "The result", text: verdict }]; // the last stop is at the end of the run
     const find = (id) => document.getElementById(id);
     Object.assign(this, {
       root: find("story"),
@@ -56,7 +56,7 @@ class Story {
     this.page.turnTo(this.position(Math.max(0, Math.min(this.stops.length - 1, i))));
   }
 
-  /** How long play should stay where it is, in milliseconds: at a stop, as long as it takes to read it. */
+  /** How long play should stay here, in milliseconds: at a stop, as long as it takes to read. */
   get dwell() {
     const i = this.here - 1;
     return i < 0 || this.page.asksNext ? 0 : 1200 + 35 * this.stops[i].text.length;

@@ -1,21 +1,21 @@
 "use strict";
 // Colors and patterns of requests, in the document and on canvases: neighbors differ in both, and each has a letter.
 
-const NUM_COLOURS = 8;
+const NUM_COLORS = 8;
 const NUM_PATTERNS = 4;
 
-/** Neighbors differ in color and in pattern; the first that looks like another one is the 33rd. */
-const patternOf = (number) => (number + Math.floor(number / NUM_COLOURS)) % NUM_PATTERNS;
+/** Neighbors differ in color and in pattern; the 33rd request is the first to look like another. */
+const patternOf = (number) => (number + Math.floor(number / NUM_COLORS)) % NUM_PATTERNS;
 
-/** Classes for whatever belongs to the request of this number. */
-const look = (number) => `own c${number % NUM_COLOURS} p${patternOf(number)}`;
+/** The classes of an element that shows the request of this number. */
+const look = (number) => `own c${number % NUM_COLORS} p${patternOf(number)}`;
 
 /** The page's current colors, for canvases; read again when it turns dark or light. */
 class Ink {
   constructor() {
     const style = getComputedStyle(document.documentElement);
     const value = (name) => style.getPropertyValue(name).trim();
-    this.own = Array.from({ length: NUM_COLOURS }, (_, i) => value(`--c${i}`));
+    this.own = Array.from({ length: NUM_COLORS }, (_, i) => value(`--c${i}`));
     for (const name of ["paper", "card", "ink", "soft", "line", "waste", "waste-line", "on-own", "focus"])
       this[name] = value(`--${name}`);
     this.patterns = [null, ...[stripes, dots, lines].map((draw) => pattern(draw, "rgba(255,255,255,.5)"))];
@@ -24,10 +24,10 @@ class Ink {
     this.widths = new Map();
   }
 
-  /** Write a short text centered at a place; on a plate of a color, if one is given. */
-  write(context, text, x, y, { size, weight = 400, colour, plate }) {
+  /** Write a short text centered at a point. plate: the color of a background for it. */
+  write(context, text, x, y, { size, weight = 400, color, plate }) {
     const font = `${weight} ${size}px ${this.font}`;
-    if (context.ownFont !== font) context.font = context.ownFont = font; // to set it takes long
+    if (context.ownFont !== font) context.font = context.ownFont = font; // setting it is slow
     if (plate) {
       const key = `${text} ${font}`;
       if (!this.widths.has(key)) this.widths.set(key, context.measureText(text).width + 0.4 * size);
@@ -35,18 +35,18 @@ class Ink {
       context.fillStyle = plate;
       context.fillRect(x - width / 2, y - size * 0.65, width, size * 1.2);
     }
-    context.fillStyle = colour;
+    context.fillStyle = color;
     context.fillText(text, x, y);
   }
 
   /** Fill a rectangle with the look of a request. */
   fill(context, number, x, y, width, height) {
-    context.fillStyle = this.own[number % NUM_COLOURS];
+    context.fillStyle = this.own[number % NUM_COLORS];
     context.fillRect(x, y, width, height);
     this.overlay(context, this.patterns[patternOf(number)], x, y, width, height);
   }
 
-  /** Fill a rectangle with the look of what is wasted. */
+  /** Fill a rectangle with the look of waste. */
   fillWaste(context, x, y, width, height) {
     context.fillStyle = this.waste;
     context.fillRect(x, y, width, height);
@@ -60,11 +60,11 @@ class Ink {
   }
 }
 
-function pattern(draw, colour) {
+function pattern(draw, color) {
   const canvas = document.createElement("canvas");
   const context = canvas.getContext("2d");
   canvas.width = canvas.height = 8;
-  context.strokeStyle = context.fillStyle = colour;
+  context.strokeStyle = context.fillStyle = color;
   context.lineWidth = 2;
   draw(context);
   return context.createPattern(canvas, "repeat");
@@ -95,7 +95,7 @@ function lines(context) {
   context.fillRect(0, 5, 8, 1.5);
 }
 
-/** Give a canvas a size in CSS pixels; returns its context, in these. */
+/** Give a canvas a size in CSS pixels; returns its context, which uses them too. */
 function prepare(canvas, width, height) {
   const scale = devicePixelRatio || 1;
   const size = [Math.round(width * scale), Math.round(height * scale)];
@@ -108,7 +108,7 @@ function prepare(canvas, width, height) {
   return context;
 }
 
-/** A new element: its tag, classes, text, attributes. Text is only ever text. */
+/** A new element: its tag, classes, text, attributes. Text is never read as HTML. */
 function element(tag, className = "", text = "", attributes = {}) {
   const made = document.createElement(tag);
   if (className) made.className = className;
@@ -117,7 +117,7 @@ function element(tag, className = "", text = "", attributes = {}) {
   return made;
 }
 
-/** Set what differs. */
+/** Set the text, and so redraw it, only if it differs. */
 function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -126,14 +126,14 @@ function setClass(node, className) {
   if (node.className !== className) node.className = className;
 }
 
-/** Let a parent's children be as many as there are items: those that are there are used again. */
+/** Give a parent one child per item; existing children are reused. */
 function fill(parent, items, make, update) {
   while (parent.childElementCount > items.length) parent.lastElementChild.remove();
   while (parent.childElementCount < items.length) parent.append(make());
   items.forEach((item, i) => update(parent.children[i], item, i));
 }
 
-/** The same for items that are known by a key: each keeps its element as long as it is there, wherever it moves. */
+/** The same for items with keys: each keeps its element, wherever it moves. */
 function fillByKey(parent, keys, make, update) {
   const there = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   const wanted = new Set(keys);
@@ -146,7 +146,7 @@ function fillByKey(parent, keys, make, update) {
   });
 }
 
-/** Let a bar have parts, [class, size], of a whole. */
+/** Fill a bar with parts, [class, size], of a whole. */
 function fillBar(bar, parts, whole) {
   const there = parts.filter(([, size]) => size > 0);
   fill(
@@ -160,7 +160,7 @@ function fillBar(bar, parts, whole) {
   );
 }
 
-/** Let a parent hold pieces of text, [class, text]. */
+/** Fill a parent with pieces of text, [class, text]. */
 function fillText(parent, pieces) {
   fill(
     parent,

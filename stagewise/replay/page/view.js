@@ -1,21 +1,21 @@
 "use strict";
-// A trace on the page: everything below the slider. `show` puts a step there; it only changes what differs.
+// A trace on the page: everything below the slider. `show` shows a step; it changes only what differs.
 
 const MOST_ROWS = 24;
 const MOST_WAITING = 16;
 const MOST_CHIPS = 40;
 const MOST_DONE = 12;
-const MOST_MEASURED = 120; // steps of a run that is short enough to try each
-const CHARACTER = 0.57; // is about so many rem wide
+const MOST_MEASURED = 120; // steps of a run that is short enough to measure the words of each
+const CHARACTER = 0.57; // the width of a character in rem, roughly
 const PART_NAMES = ["schedule", "draft", "build", "forward", "sample", "commit"];
 
 class View {
-  /** chosen: the request that the fragment names, shared by all views; onChange: to be called when it changes. */
+  /** chosen: the request that the address names, shared by all views; onChange: called when it changes. */
   constructor(replay, chosen, onChange) {
     Object.assign(this, { replay, chosen, onChange, ink: null, number: 0, allRows: false, hovered: null });
     this.root = document.getElementById("panel").content.firstElementChild.cloneNode(true);
     const named = [...this.root.querySelectorAll("[class]")].map((node) => [node.classList[0], node]);
-    this.nodes = Object.fromEntries(named); // of the template, each by its first class
+    this.nodes = Object.fromEntries(named); // the template's elements, each by its first class
     const { nodes } = this;
     nodes.title.append(`Stage ${replay.stage}: ${STAGE_IDEAS[replay.stage]}`, " ");
     this.ended = element("span", "ended");
@@ -37,15 +37,15 @@ class View {
     for (const type of ["pointerover", "focusin"]) this.root.addEventListener(type, (event) => this.over(event.target));
     for (const type of ["pointerleave", "focusout"]) nodes.tables.addEventListener(type, () => this.hover(null));
     nodes.tables.addEventListener("keydown", (event) => this.moveInTable(event));
-    const atOnce = replay.lanes.taken.length; // the more run, the fewer lines of tokens has each
+    const atOnce = replay.lanes.taken.length; // the more requests run, the fewer lines of tokens each has
     this.lines = atOnce <= 4 ? 3 : atOnce <= 12 ? 2 : 1;
     this.root.style.setProperty("--lines", this.lines);
-    this.root.style.setProperty("--rows", Math.min(5, atOnce)); // so that what is below does not jump
+    this.root.style.setProperty("--rows", Math.min(5, atOnce)); // so that the page below does not jump
     this.legends();
   }
 
   legends() {
-    this.occurs = []; // [an entry, whether there is something in the run that it explains]
+    this.occurs = []; // [an entry, whether what it explains occurs in the run]
     const entry = (className, text, occurs) => {
       const item = element("span", "entry");
       item.append(element("i", `swatch ${className}`), text);
@@ -122,13 +122,13 @@ class View {
     to.focus();
   }
 
-  /** To be called when the window has a new size. */
+  /** Call this when the window has a new size. */
   measure() {
     const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
     const beside = innerWidth > 640 ? 13 * rem : 0;
     this.characters = Math.floor((this.nodes.rows.clientWidth - beside) / (CHARACTER * rem));
     this.measurePool();
-    const { length } = this.replay.steps; // of one that has begun just now nothing is known yet
+    const { length } = this.replay.steps; // a live run may have no step yet
     if (length > 1 && length <= MOST_MEASURED) this.measureWords();
   }
 
@@ -136,7 +136,7 @@ class View {
     this.pool.width = this.nodes.pool.clientWidth;
   }
 
-  /** Of a short run: as high as the most words of a step need, so that none are hidden and nothing below them jumps. */
+  /** In a short run, make the words' box as high as the longest text, so that none is cut off and nothing jumps. */
   measureWords() {
     const { replay, nodes } = this;
     let most = 0;
@@ -150,7 +150,7 @@ class View {
 
   // --- A step ------------------------------------------------------------------------------------------------------
 
-  /** since: in words, when this trace ended, if that was before the moment that is shown. */
+  /** since: in words, when this trace ended, if that is before the moment shown. */
   show(number, ink = this.ink, since = "") {
     Object.assign(this, { number, ink });
     setText(this.ended, since);
@@ -161,7 +161,7 @@ class View {
     for (const event of this.step.after.filter(({ kind }) => kind === "token")) {
       this.fresh.set(keyOf(event), [...(this.fresh.get(keyOf(event)) ?? []), event.token_id]);
     }
-    this.showMemory(); // first: a canvas that writes has the browser lay out what was changed before
+    this.showMemory(); // first: writing on a canvas makes the browser lay out all changes made before
     this.showWords();
     this.showBudget();
     this.showRows();
@@ -207,7 +207,7 @@ class View {
     return findable ? `${free}; the prefix cache can still find what is in ${findable} of them.` : `${free}.`;
   }
 
-  /** What went through the model, as a bar to scale: of the step's budget where there is one, else of the rectangle. */
+  /** What went through the model, as a bar to scale: a part of the step's budget if there is one, else of the rectangle. */
   showBudget() {
     const { step, state, replay, nodes } = this;
     const budget = replay.stage >= 4 ? replay.header.options.max_num_batched_tokens : null;
@@ -312,8 +312,8 @@ class View {
     return [isPrefill(this.replay, row) ? "prefill" : "decode", details.join(", ")];
   }
 
-  /** The tokens of a row, [class, text], as many of the last ones as there is room for. Each that is computed is for
-   * itself; the others are in one piece. */
+  /** The last tokens of a row, as many as there is room for: [class, text]. Each computed token is a piece; the others
+   * are joined. */
   rowTokens(key, completion, { start, again, end, carried, own }) {
     const length = lengthOf(completion);
     const until = end > start && end < length ? end : length;
@@ -337,7 +337,7 @@ class View {
     return pieces;
   }
 
-  /** The first position whose token is shown, so that those up to `until` fit into the lines of a row. */
+  /** The first position whose token is shown: those up to `until` must fit into the lines of a row. */
   firstShown(completion, until) {
     let room = Math.max(20, this.lines * this.characters - 30); // 30: "… 120 before", and the next token
     let from = until;

@@ -1,7 +1,7 @@
 "use strict";
-// Every event in a line of words, and what the forward pass of a step computes.
+// Events in sentences, and what the forward pass of a step computes.
 
-/** Of each of these engines, the options that both have and in which they differ: "max_num_batched_tokens 16". */
+/** For each of these engines, its values of the options in which they differ: "max_num_batched_tokens 16". */
 function differences(headers) {
   const [a, b] = headers.map(({ options }) => options);
   const names = b
@@ -16,8 +16,8 @@ function list(names) {
   return names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
 }
 
-/** A token's text, so that all of it is visible and none of it has an effect: control characters, marks that turn the
- * direction of writing, halves of surrogate pairs. */
+/** A token's text with everything visible that is not, or that would have an effect: control characters, marks that
+ * change the direction of writing, halves of surrogate pairs. */
 function visible(text) {
   return text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(UNSEEN, codePoint);
 }
@@ -30,8 +30,8 @@ function codePoint(c) {
   return `‹${c.codePointAt(0).toString(16).toUpperCase()}›`;
 }
 
-/** The events of a step in words: [{text, kind, after}]. `state`: during the step. Consecutive events of one kind
- * share a line; tokens and blocks that come and go have none: they are shown where they belong. */
+/** The events of a step in words: [{text, kind, after}]. state: during the step. Consecutive events of one kind share a
+ * line. Tokens and blocks that come and go have no line: rows and the pool show them. */
 function eventsInWords(replay, state, step) {
   const lines = [];
   for (const [events, after] of [
@@ -154,7 +154,7 @@ const REFUSED = {
   preempted: () => "another request has just lost its blocks, so memory is short",
 };
 
-/** Whether a row computes more than the one token of a decode: a prompt, or with a KV cache what was lost from it. */
+/** Whether a row is a prefill: it computes a prompt or, with a KV cache, tokens that were lost from the cache. */
 function isPrefill(replay, row) {
   return row.phase === "prefill" || (replay.cached && row.num_tokens > 1);
 }
@@ -169,7 +169,7 @@ function restInWords(state) {
   return `${who} ${are(number)} finished, and the engine is at rest.`;
 }
 
-/** The order in which those that wait are admitted. */
+/** The order in which waiting requests are admitted. */
 function orderInWords({ options }) {
   if (options.sort_by_length) return "the longest prompt first (sort_by_length)";
   const orders = { fair: "callers in turns", priority: "by priority", shortest: "the shortest prompt first" };

@@ -1,13 +1,13 @@
 "use strict";
-// The server's other side: what the page asks it, as any client does.
+// What the page asks the server, as any client does.
 
 const find = (id) => document.getElementById(id);
 
-// A request of this tab is known by its x-request-id, also when the page is loaded again.
+// The x-request-id of a request says which tab sent it, also after the page is reloaded.
 const TAB = (sessionStorage.tab ??= Math.random().toString(36).slice(2, 10));
 let numAsked = 0;
 
-/** What stands above the view until it is over, each under the name of its cause. */
+/** Messages above the view, one for each cause. */
 const notes = {
   shown: new Map(),
 
@@ -36,7 +36,7 @@ const notes = {
 
 let model = null;
 
-/** What the server answers, or an Error in its words. */
+/** The server's response; throws an Error with the server's message. */
 async function ask(path, body, signal, kind = "page") {
   const key = find("key").value;
   const headers = { "Content-Type": "application/json", "X-Request-ID": `${kind}-${TAB}-${numAsked++}` };
@@ -72,7 +72,7 @@ async function* events(response) {
   }
 }
 
-let writing = null; // what stops the answer that is being written
+let writing = null; // the AbortController of the answer that is being written
 
 async function write() {
   if (writing) return writing.abort();
@@ -113,21 +113,21 @@ const around = (mean) => Math.max(1, Math.round(mean * (0.5 + Math.random())));
 let timer = null;
 let numSentAway = 0;
 
-/** A text of so many words: of these simple ones each is a token, or nearly so. */
+/** A text of `count` words, which is about as many tokens: the words are simple. */
 function words(count) {
   let text = "";
   while (text.split(" ").length <= count) text += sentence();
   return text.split(" ").slice(0, count).join(" ");
 }
 
-/** A visitor asks by way of the server, which does not keep this page waiting for the answer. */
+/** Have the server run a request. It does not keep this page waiting for the answer. */
 async function visit(prompt, max_tokens) {
   if (!model) await findModel();
   await ask("/live/visitors", { model, prompt, max_tokens, ignore_eos: true }, undefined, "visitor");
   notes.clear("visitors");
 }
 
-/** One that comes by itself. */
+/** A visitor who comes by chance. */
 async function comeBy() {
   try {
     await visit(words(around(Number(find("prompt-words").value))), around(Number(find("output-tokens").value)));
@@ -143,7 +143,7 @@ async function comeBy() {
   }
 }
 
-/** The next one comes at random (Poisson): whenever, with so many a second on average. */
+/** Visitors come at random, as a Poisson process with the chosen mean rate. */
 function arrive() {
   clearTimeout(timer);
   const rate = Number(find("arrivals").value);
@@ -171,10 +171,10 @@ function showSlider(input) {
   input.setAttribute("aria-valuetext", text);
 }
 
-const wanted = {}; // lever -> where somebody moved it here
-const highest = {}; // lever -> what the engine was started with
+const wanted = {}; // lever -> where it was moved on this page
+const highest = {}; // lever -> the engine's start value
 
-/** Where the levers are; other tabs move them too, and the engine takes back the blocks that a request may need. */
+/** Show the levers' positions: other tabs move them too, and the engine raises num_blocks when a request needs more. */
 function placeLevers(levers) {
   for (const [name, { now, low, high }] of Object.entries(levers)) {
     const input = find(name);
@@ -195,7 +195,7 @@ function placeLevers(levers) {
   showHeldBack(levers);
 }
 
-/** Say what the engine may not use now. */
+/** Say how much is held back from the engine. */
 function showHeldBack(levers) {
   const { max_num_seqs: seqs, num_blocks: blocks } = levers;
   const parts = [];

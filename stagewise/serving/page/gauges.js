@@ -1,9 +1,9 @@
 "use strict";
-// What the engine is doing now, in numbers, out of the steps as they come. The clock is the engine's.
+// What the engine is doing now, in numbers, from the steps as they come. The clock is the engine's.
 
 const WINDOW = 2; // seconds: "now"
-const MOST_TTFT = 100; // of the latest requests
-const MOST_ITL = 500; // of the latest tokens
+const MOST_TTFT = 100; // the latest ones
+const MOST_ITL = 500;
 
 function median(values) {
   const sorted = [...values].sort((a, b) => a - b);
@@ -12,11 +12,11 @@ function median(values) {
 
 const milliseconds = (seconds) => (1e3 * seconds).toFixed(seconds < 0.01 ? 1 : 0);
 
-/** How fast tokens come: all of them, and for whom. */
+/** How fast tokens come, for everyone and for this tab. */
 class Rates {
   constructor() {
-    this.latest = []; // [end of a step, tokens that it gave], of the last seconds
-    this.last = new Map(); // completion -> when it had its latest token
+    this.latest = []; // of the last seconds: [end of a step, its number of tokens, its start]
+    this.last = new Map(); // completion -> when it got its latest token
     this.all = { ttft: [], itl: [] };
     this.mine = { id: null, ttft: [], itl: [] }; // of this tab's latest request
   }
@@ -33,7 +33,7 @@ class Rates {
       const since = this.last.get(key) ?? asked.get(event.request_id)?.[0];
       const kind = this.last.has(key) ? "itl" : "ttft";
       this.last.set(key, end);
-      if (since === undefined) continue; // it was under way before this page knew of it
+      if (since === undefined) continue; // it came before this page
       const isMine = mine.has(event.request_id);
       if (isMine && this.mine.id !== event.request_id) this.mine = { id: event.request_id, ttft: [], itl: [] };
       for (const list of isMine ? [this.all[kind], this.mine[kind]] : [this.all[kind]]) {
@@ -45,7 +45,7 @@ class Rates {
     while (this.latest.length > 3 && this.latest[0][0] < end - WINDOW) this.latest.shift();
   }
 
-  /** Tokens a second, in the last seconds in which there was something to do. */
+  /** Tokens per second, over the latest steps. */
   get now() {
     if (!this.latest.length) return 0;
     const tokens = this.latest.reduce((sum, [, number]) => sum + number, 0);
@@ -61,7 +61,7 @@ class Rates {
   }
 }
 
-/** What all hold at the end of a step: {running, waiting, held, most, what}. */
+/** The engine's load after the last step: {running, waiting, held, most, what}. */
 function load(replay) {
   const { head } = replay;
   const running = [...head.running];

@@ -1,8 +1,8 @@
 "use strict";
-// The engine as it runs: the page of replay at its last step, where it stays until somebody looks back.
+// The engine as it runs: the replay page, which stays at the last step until the reader looks back.
 
-const MOST_STEPS = 50000; // that the page keeps; then it begins again with those that the server keeps
-const LONGEST_PAUSE = 8; // seconds between two tries to reach the server
+const MOST_STEPS = 50000; // that the page keeps; then it starts over with those that the server keeps
+const LONGEST_PAUSE = 8; // seconds between two attempts to reach the server
 
 /** Requests are named in the order of their numbers, so that all tabs call them the same. */
 class Numbers extends Map {
@@ -11,7 +11,7 @@ class Numbers extends Map {
   }
 }
 
-/** The engine at rest: a step in which nothing is computed, behind the last one. */
+/** The engine at rest: a step after the last one, in which nothing is computed. */
 function rest(replay) {
   const last = replay.steps.at(-1);
   const start = last ? last.start + last.seconds : 0;
@@ -23,7 +23,7 @@ function rest(replay) {
 class LivePage extends Page {
   constructor(header) {
     super([[header, rest({ steps: [] })]]);
-    // A lever moves max_num_seqs, so it may be another one than the engine was started with.
+    // A lever moves max_num_seqs, so the limit may not be the one that the engine was started with.
     REFUSED.running = ({ most }) => `${count(most, "request")} ${are(most)} running already (max_num_seqs)`;
     const [view] = this.views;
     const most = header.options.max_num_seqs;
@@ -41,7 +41,7 @@ class LivePage extends Page {
     return this.replays[0];
   }
 
-  /** Steps are coming that do not go on where those here end. */
+  /** Start over: the next steps do not continue the ones on this page. */
   begin(header) {
     Object.assign(this.replay, new Replay(header), { names: new Numbers() });
     Object.assign(this, { askers: new Map(), mine: new Set(), rates: new Rates(), isResting: false, isFollowing: true });
@@ -55,7 +55,7 @@ class LivePage extends Page {
 
   // --- Steps as they come ------------------------------------------------------------------------------------------
 
-  /** Requests came: id -> [when, x-request-id]. */
+  /** Note who sent requests: id -> [when, x-request-id]. */
   meet(asked) {
     for (const [id, who] of Object.entries(asked)) {
       this.askers.set(id, who);
@@ -99,14 +99,14 @@ class LivePage extends Page {
     return this.isResting ? this.replay.steps.slice(0, -1) : this.replay.steps;
   }
 
-  // --- Where one looks ---------------------------------------------------------------------------------------------
+  // --- The step that is shown --------------------------------------------------------------------------------------
 
   follow() {
     this.pause();
     this.goTo(this.clock.end);
   }
 
-  /** Stay at that step, even if it is the newest and others come. */
+  /** Stay at this step, even if it is the newest and others come. */
   showStep(number) {
     this.turnTo(number - this.replay.first);
     this.isFollowing = false;
@@ -134,7 +134,7 @@ class LivePage extends Page {
     return this.chosen.id === null ? "" : `#request=${encodeURIComponent(this.chosen.id)}`;
   }
 
-  /** To the step that the address names, if it is here. */
+  /** Go to the step that the address names, if it is here. */
   readFragment() {
     const step = new URLSearchParams(location.hash.slice(1)).get("step");
     if (step === null || !this.isReady) return;
@@ -146,9 +146,9 @@ class LivePage extends Page {
   // --- Drawing -----------------------------------------------------------------------------------------------------
 
   renderNow() {
-    this.fit(); // there are more steps than in the frame before
+    this.fit(); // there may be more steps than in the frame before
     super.renderNow();
-    if (this.rates) this.showNow(); // else it is only being made
+    if (this.rates) this.showNow(); // else the constructor is still running
   }
 
   showNow() {
@@ -185,7 +185,7 @@ class LivePage extends Page {
     return status === "running" || status === "waiting";
   }
 
-  /** What the view says of memory and numbers, with what only a live page knows. */
+  /** Add to the view's memory and numbers what only a live page knows. */
   around(view) {
     const { nodes } = view;
     const { showMemory, showNumbers, showTime, drawPool } = view;
@@ -198,7 +198,7 @@ class LivePage extends Page {
     };
     view.drawPool = () => {
       const { kv_tokens_reserved: reserved, kv_tokens_used: used } = view.step;
-      const places = reserved - heldBack() * view.state.blockSize; // what is held back counts as reserved and used
+      const places = reserved - heldBack() * view.state.blockSize; // held-back blocks count as reserved and used
       view.unused = places > 0 ? `${reserved - used} of ${places.toLocaleString("en")} reserved places are not filled` : "";
       drawPool.call(view);
       if (nodes.picked.textContent === ".") setText(nodes.picked, "");
@@ -223,11 +223,11 @@ async function fetchTemplate() {
   try {
     template = await (await ask("/live/replay")).text();
   } catch {
-    setTimeout(fetchTemplate, 5000); // the first steps may be on their way, and the server away
+    setTimeout(fetchTemplate, 5000); // nothing has run yet, or the server does not answer
   }
 }
 
-/** The replay of these steps: the same file, with these instead of the one in it. */
+/** The replay of these steps: the template with these instead of its own. */
 function replayOf(header, steps) {
   const ascii = JSON.stringify([header, ...steps]).replace(
     /[<\u007f-\uffff]/g,
@@ -244,17 +244,17 @@ function save({ header, steps }) {
 
 // --- The connection ------------------------------------------------------------------------------------------------
 
-let shown = null; // the page, from the first header on
+let shown = null; // the LivePage, once the first header has come
 
 const link = {
   isUp: false,
   words: "Connecting",
-  run: null, // a name of what the server records
-  after: null, // the number of the last step of it that came
+  run: null, // the name of the server's recording
+  after: null, // the number of its last step that came
   server: null,
-  lost: null, // when the connection was
+  lost: null, // when the connection was lost
   tries: 0,
-  told: "", // why the steps that come begin where they do; null: that was told
+  told: "", // why the next steps begin where they do: "first", "restarted", "lost"; null once the user knows
 
   open() {
     const { run, after } = this;
@@ -285,7 +285,7 @@ const link = {
     };
   },
 
-  /** What is to come, or that it goes on. */
+  /** The "run" event: a recording begins, or goes on. */
   begin({ run, server, resumed, header, first }) {
     const seconds = this.lost && Math.max(1, Math.round((Date.now() - this.lost) / 1000));
     const restarted = this.server !== null && server !== this.server;
@@ -314,7 +314,7 @@ const link = {
   show(header) {
     shown = new LivePage(header);
     document.body.classList.remove("waiting");
-    shown.measure(); // what was hidden had no width
+    shown.measure(); // while hidden, nothing had a width
     document.querySelector(".of-five").hidden = shown.replay.stage < 5;
     find("no-levers").hidden = shown.replay.stage >= 5;
     const { longest } = shown.presets.sizes;
@@ -354,7 +354,7 @@ const link = {
     }
   },
 
-  /** Nobody sees this page, and a browser has six connections for all its pages together. */
+  /** Disconnect while nobody sees this page: a browser has six connections for all its pages together. */
   pause() {
     clearTimeout(this.again);
     this.source.close();
@@ -365,8 +365,8 @@ const link = {
     this.isUp = false;
     const pause = Math.min(LONGEST_PAUSE, 0.5 * 2 ** this.tries++);
     const why = this.ended ? "The server has ended" : "The server does not answer";
-    this.words = "This page tries again and again";
-    notes.set("server", `${why}. What was seen can still be looked at and saved; this page goes on when the server is back.`);
+    this.words = "This page keeps trying";
+    notes.set("server", `${why}. The steps so far can still be viewed and saved; this page goes on when the server is back.`);
     this.again = setTimeout(() => this.open(), 1000 * pause);
     shown?.render();
   },
@@ -387,7 +387,7 @@ function start() {
   });
   find("follow").addEventListener("click", () => shown?.follow());
   find("save").addEventListener("click", () => save({ header: shown.replay.header, steps: shown.steps }));
-  find("predict").checked = false; // nobody knows yet what comes next
+  find("predict").checked = false; // the next step has not happened yet
   find("predict").parentElement.hidden = true;
   findModel().catch((error) => error.status === 401 || notes.set("model", error.message));
   document.addEventListener("visibilitychange", () => (document.hidden ? link.pause() : link.open()));

@@ -1,7 +1,7 @@
 "use strict";
-// Loads that bring about one effect each, on an engine of any size, and say what to look at.
+// Loads that cause one effect each, on an engine of any size, and say what to look at.
 
-/** What there is to plan with: sizes in tokens and blocks. */
+/** The engine's sizes, in tokens and blocks. */
 function engineSizes({ stage, options, max_model_len, num_blocks }) {
   const size = options.block_size ?? max_model_len;
   return {
@@ -19,8 +19,8 @@ function engineSizes({ stage, options, max_model_len, num_blocks }) {
 
 const blocksFor = (tokens, { size }) => Math.ceil(tokens / size);
 
-// Each preset: why it can't be done with an engine, or null; its plan: `levers`, `visitors` ([prompt, max_tokens]; one
-// that is null: wait until the others have a token), what to look at; and what of it a step shows, in a sentence.
+// Each preset: why it is impossible with an engine, or null; its plan: `levers`, `visitors` ([prompt, max_tokens]; null:
+// wait until a request has a token) and what to look at; and a sentence for a step that shows the effect, else null.
 const PRESETS = {
   rush: {
     name: "Rush hour",
@@ -155,7 +155,7 @@ const PRESETS = {
   },
 };
 
-/** The buttons, and what is said of the preset that was chosen last. */
+/** The buttons, and the words about the preset that was chosen last. */
 class Presets {
   constructor(shown) {
     Object.assign(this, { shown, chosen: null, awaits: null, sizes: engineSizes(shown.replay.header) });
@@ -200,7 +200,7 @@ class Presets {
     }
   }
 
-  /** A step more: whether it shows what was announced. */
+  /** See whether this step shows what was announced. */
   append(step) {
     if (!this.chosen) return;
     const { chosen, shown, look } = this;
@@ -218,7 +218,8 @@ class Presets {
     line.append(button);
     find("look").append(line);
   }
-  /** All have been answered: the announced effect will not come. An engine may be too fast, or too busy with others. */
+
+  /** If all requests are answered, the announced effect will not come: try again. The engine was too fast or too busy. */
   settle() {
     if (!this.chosen || !this.isSent || !this.shown.isIdle || this.shown.last <= this.since) return;
     const { chosen, look, tries } = this;
