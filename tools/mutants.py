@@ -331,15 +331,27 @@ def in_python(source: str) -> list[Mutant]:
     for line in source.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     data = source.encode()
+    functions: dict[int, Any] = {}  # the outermost one around each node
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions.update({id(node): function for node in ast.walk(function) if id(node) not in functions})
+
+    def compiles(node: Any, first: int, last: int, after: str) -> bool:
+        """Whether the function with this change does; a whole file would take long."""
+        function, begin, end = functions.get(id(node)), 0, len(data)
+        if function is not None:
+            begin, end = starts[function.lineno - 1], starts[function.end_lineno]
+        text = data[begin:first] + after.encode() + data[last:end]
+        try:
+            compile(b"if 1:\n" + text if text[:1].isspace() else text, "mutant", "exec")
+        except SyntaxError:
+            return False
+        return True
 
     def put(kind: str, node: Any, where: str, after: str) -> None:
         first, last = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         text = (data[:first] + after.encode() + data[last:]).decode()
-        if text == source:
-            return
-        try:
-            compile(text, "mutant", "exec")
-        except SyntaxError:
+        if text == source or not compiles(node, first, last, after):
             return
         before = data[first:last].decode()
         if isinstance(node, ast.If | ast.While):
