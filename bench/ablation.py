@@ -1,14 +1,14 @@
-"""What each optimization of stage 6 gains: the benchmark's workloads with all of them, and without each.
+"""What each optimization of stage 6 gains: the benchmark's workloads with all of them, and with all but one.
 
     python -m bench.ablation --json bench/results/ablation.json
     python -m bench.ablation --workloads decode --dtypes bfloat16 --repeat 3
 
-A gain is the seconds without an optimization divided by the seconds with all of them: 1.20 means that 20% more time
-passes without it, less than 1 that it loses. The last row runs stage 5.
+A gain is the seconds without an optimization divided by the seconds with all of them: 1.20 means that it takes 20% more
+time without it, and less than 1 that the optimization costs time. The last row is stage 5.
 
-On a machine that others use too, whole runs differ by more than most of these gains. So all variants serve a workload
-together: each step is computed by every one of them, one after the other, in an order that is drawn for each step. With
-`--repeat` a step's time is the median of that many. What needs an instruction that this CPU does not have is left out.
+On a shared machine, whole runs differ by more than most of these gains. So all variants serve a workload together: each
+step is computed by every one of them, one after another, in a random order for each step. With `--repeat`, a step's
+time is the median of several. An optimization whose instructions this CPU doesn't have is left out.
 """
 
 import argparse
@@ -31,10 +31,10 @@ OPTIMIZATIONS = list(FAST.part("fast_model").OPTIMIZATIONS)
 
 
 class Contest(torch.nn.Module):
-    """In the place of an engine's model: has each step computed in several ways, and keeps their seconds.
+    """Takes the place of an engine's model: computes each step in several ways, and records the seconds of each.
 
     Args:
-        ways: name -> a function of a step and the cache that gives the logits; the logits of the first are taken.
+        ways: name -> a function of a step and the cache that returns the logits. The engine gets those of the first.
     """
 
     def __init__(self, config, ways: dict[str, Callable]):
@@ -58,24 +58,24 @@ class Contest(torch.nn.Module):
 
 
 def make_way(llm, cache=None) -> Callable:
-    """A step by an engine's model. cache: where its keys and values are; None is where everybody's are."""
+    """A function that computes a step with this engine's model. cache: for keys and values; None: the shared one."""
     model, attention = llm.engine.runner.model, llm.engine.runner.cache.paged_attention
 
-    def run(step, everybodys) -> torch.Tensor:
-        before, everybodys.paged_attention = everybodys.paged_attention, attention
+    def run(step, shared) -> torch.Tensor:
+        before, shared.paged_attention = shared.paged_attention, attention
         try:
-            return model(step, cache or everybodys)
+            return model(step, cache or shared)
         finally:
-            everybodys.paged_attention = before
+            shared.paged_attention = before
 
     return run
 
 
 def make_contest(llm, make: Callable) -> Contest:
-    """All variants of an engine that has everything on; `make` makes engines like it, of this stage or another."""
+    """All variants of an engine that has all optimizations. `make` makes engines like it, of this stage or another."""
     ways, kernels = {"": make_way(llm)}, FAST.part("kernels.c_kernel")
     for name in OPTIMIZATIONS:
-        if name != "tiles" or kernels.has_kind("tiles_bfloat16"):  # its own weights; keys and values are shared
+        if name != "tiles" or kernels.has_kind("tiles_bfloat16"):  # weights of its own, but shared keys and values
             ways[name] = make_way(make(disable=[name], num_blocks=1))
     other = make(stage=BEFORE, num_blocks=llm.engine.runner.num_blocks)
     ways["stage 5"] = make_way(other, cache=other.engine.runner.cache)
@@ -90,13 +90,13 @@ def make_engine(workload: str, dtype: str, model: str, stage=FAST, **arguments):
         device="cpu",
         dtype=dtype,
         max_num_seqs=workloads.SIZES[workload][1],
-        attention_backend="c",  # and no other, if it does not run here
+        attention_backend="c",  # fails if it can't run here, instead of taking another
         **arguments,
     )
 
 
 def warm_up(llm, workload: str) -> tuple[list, list]:
-    """Two requests, since a process's first steps are slow. Returns the workload's prompts and parameters."""
+    """Complete two requests, since a process's first steps are slow. Returns the workload's prompts and parameters."""
     requests = workloads.make_workload(workload, vocab_size=llm.engine.model_config.vocab_size)
     prompts = [prompt for prompt, _ in requests]
     params = [FAST.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests]
@@ -105,7 +105,7 @@ def warm_up(llm, workload: str) -> tuple[list, list]:
 
 
 def measure_steps(workload: str, dtype: str, repeat: int, model: str) -> dict[str, list[float]]:
-    """The seconds of all steps, by every variant."""
+    """variant -> the seconds of all steps together, in a list."""
     print(f"{workload} {dtype}", file=sys.stderr)
     make = functools.partial(make_engine, workload, dtype, model)
     llm = make()
@@ -114,7 +114,7 @@ def measure_steps(workload: str, dtype: str, repeat: int, model: str) -> dict[st
     rounds = []
     for _ in range(repeat):
         contest.clear()
-        llm.engine.block_manager.clear()  # or a later round would find the prompts of the one before
+        llm.engine.block_manager.clear()  # or later rounds would find prompts in the prefix cache
         llm.generate(prompts, params)
         rounds.append(contest.seconds)
     return {
@@ -133,7 +133,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict]:
 
 
 def gains(run: dict) -> dict[str, float]:
-    """What each variant takes of what everything takes."""
+    """variant -> its seconds, divided by those with all optimizations."""
     medians = {name: statistics.median(times) for name, times in run["seconds"].items()}
     return {name: median / medians[""] for name, median in medians.items() if name}
 

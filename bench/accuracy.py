@@ -2,9 +2,9 @@
 
     python -m bench.accuracy --json bench/results/accuracy.json
 
-GPT-2 with random weights, prompts of several lengths, and the logits after each: by stage 1 in float64, which counts
-as exact, and by stage 6 in float32 and bfloat16, with torch's arithmetic and with the kernels. Errors are relative to a
-prompt's largest logit; the table shows the largest of all and the root mean square.
+The model is GPT-2 with random weights. For prompts of several lengths, the logits after the last token are computed by
+stage 1 in float64, which counts as exact, and by stage 6 in float32 and bfloat16, with torch and with the kernels.
+Errors are relative to a prompt's largest logit; the table shows the largest error and the root mean square.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Who may go ahead of a request that waits for memory, and what follows.
+"""Which requests may go ahead of one that waits for memory, and what that does to the others' waits.
 
     python -m bench.admission --json bench/results/admission.json
 
-The requests are the workload `mixed` in a quarter of the blocks that chapter 5 gives it. They run through stage 5's
-scheduler and block manager without a model, as neither reads what a token is. So steps and tokens are counted, and the
-figures are the same on every machine. Each figure is the mean over four seeds of the workload.
+The requests are the workload `mixed`, in a quarter of the blocks that chapter 5 gives it. They run through stage 5's
+scheduler and block manager without a model, since neither depends on what the tokens are. Steps and tokens are counted,
+so the figures are the same on every machine. Each figure is the mean over four seeds of the workload.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from stage05_paged.support.sampling_params import SamplingParams
 
 SEEDS = range(4)
 NUM_BLOCKS, AT_ONCE, BUDGET = 128, 64, 512
-ARRIVALS = {"at once": 0, "one by one": 24}  # the mean number of steps from one to the next, a Poisson process
+ARRIVALS = {"at once": 0, "one by one": 24}  # the mean number of steps between arrivals, a Poisson process
 
 
 def policies(base: type) -> dict[str, type]:
-    """Schedulers by who may go ahead. base: that of a stage, which is the last of them."""
+    """Schedulers by which requests may go ahead. base: the stage's own scheduler, which is the last of them."""
 
     class Strict(base):
         def _may_overtake(self, request: Any, skipped: list) -> bool:
@@ -41,7 +41,7 @@ def policies(base: type) -> dict[str, type]:
             return True
 
     class BestFit(Anybody):
-        """The queue has the longest first, so the first of it that fits is the best fit."""
+        """The longest requests are first in the queue, so the first that fits is the best fit."""
 
         def add(self, request: Any) -> None:
             if request.rank is not None:  # preempted
@@ -65,7 +65,7 @@ def policies(base: type) -> dict[str, type]:
 
 
 class NoText:
-    """In the place of a tokenizer: tokens have no text."""
+    """Takes the place of a tokenizer: tokens have no text."""
 
     end_of_text_id = -1
 
@@ -79,7 +79,7 @@ def make_request(number: int, prompt: list[int], max_tokens: int) -> Request:
 
 
 def count(policy: type, workload: Workload, every: float) -> dict[str, float]:
-    """What a run takes. every: how many steps pass on average before the next request comes."""
+    """Count a run's steps, tokens, preemptions and waits. every: the mean number of steps between arrivals."""
     rng, moment = random.Random(0), 0.0
     scheduler = policy(BlockManager(NUM_BLOCKS, 16), AT_ONCE, BUDGET)
     requests = [make_request(i, *request) for i, request in enumerate(workload)]
@@ -111,7 +111,7 @@ def count(policy: type, workload: Workload, every: float) -> dict[str, float]:
 
 
 def measure(args: argparse.Namespace) -> dict:
-    """Of each way to arrive, of each policy: the means over the seeds."""
+    """The means over the seeds, for each way to arrive and each policy."""
     workloads = [make_workload("mixed", seed=seed) for seed in SEEDS]
     counts = {}
     for name, every in ARRIVALS.items():
@@ -124,7 +124,7 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def table(result: dict) -> str:
-    """A row for each policy: all requests at once, and in the last column one by one."""
+    """A row for each policy: with all requests at once, and in the last column with requests one by one."""
     at_once, one_by_one = result["counts"]["at once"], result["counts"]["one by one"]
     rows = []
     for policy, found in at_once.items():

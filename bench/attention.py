@@ -3,10 +3,10 @@
     python -m bench.attention --json bench/results/attention.json
 
 Gather-plus-SDPA is what one does without a kernel for blocks: copy each request's keys and values together, then call
-torch's fused attention on the copies. Each way runs the attention of a decode step (a query per request) over the
+torch's fused attention on the copies. Each method runs the attention of a decode step (one query per request) over the
 12 layers of GPT-2 small, so that, as in the engine, a layer's keys and values have left the CPU's cache before they are
-needed again. A round takes the shortest of five runs. Bandwidth counts what has to be read, every key and value once,
-whatever a method really moves; the caption says what a plain copy of 1 GiB reads and writes on this machine.
+needed again. A round takes the shortest of five runs. The bandwidth counts what has to be read, every key and value
+once, however much a method actually moves. The caption says how fast a plain copy of 1 GiB reads and writes here.
 """
 
 import argparse
@@ -26,13 +26,13 @@ N_LAYER, N_HEAD, HEAD_DIM = 12, 12, 64  # GPT-2 small
 
 
 def gather_and_sdpa(query: Tensor, keys: Tensor, values: Tensor, block_tables: Tensor) -> Tensor:
-    """All requests are equally long here. keys, values: [num_blocks, n_head, block_size, head_dim], for SDPA."""
+    """The requests must be equally long. keys, values: [num_blocks, n_head, block_size, head_dim], for SDPA."""
     k, v = (t[block_tables].transpose(1, 2).flatten(2, 3) for t in (keys, values))  # [batch, n_head, n_seq, head_dim]
     return F.scaled_dot_product_attention(query[:, :, None], k, v)[:, :, 0]
 
 
 def ways(batch: int, context: int, block_size: int, dtype: torch.dtype) -> dict[str, Callable[[], float]]:
-    """Of each way a function that returns the seconds of a layer, for one batch size and context."""
+    """For each method, a function that returns the seconds of a layer with this batch size and context."""
     per_request = -(-context // block_size)
     shape = (N_LAYER, batch * per_request, N_HEAD)
     keys = torch.randn(*shape, HEAD_DIM, block_size).to(dtype)
@@ -56,7 +56,7 @@ def ways(batch: int, context: int, block_size: int, dtype: torch.dtype) -> dict[
 
 
 def measure(args: argparse.Namespace) -> dict:
-    """Seconds by context, batch and way."""
+    """Seconds by context, batch size and method."""
     dtype = getattr(torch, args.dtype)
     rounds = {
         context: {

@@ -1,11 +1,11 @@
-"""A command on a CPU that seems to have no more than AVX2: what most laptops are like, on a server with AVX-512.
+"""Runs a command on a CPU that seems to have no more than AVX2: like most laptops, but on a server with AVX-512.
 
     PIP_NO_CACHE_DIR=1 python -m bench.avx2_only python -m bench.peers llama-cpp    # compiled for that CPU
     python -m bench.avx2_only python -m bench.throughput --stages 6 --peers openvino,vllm,llama-cpp
 
-The settings that libraries have for this don't reach all code: some of OpenVINO's products ask the CPU themselves. So
-the answers of the instruction `cpuid` are changed (bench/avx2_only.c), for every process of the command, and stage 6 is
-compiled for AVX2. It takes Linux and an Intel CPU. The clock and the caches stay the server's.
+Libraries have settings for this, but they don't reach all code: some of OpenVINO's products ask the CPU themselves. So
+the answers of the instruction `cpuid` are changed (bench/avx2_only.c) for every process of the command, and stage 6 is
+compiled for AVX2. This needs Linux and an Intel CPU. The clock and the caches are still the server's.
 """
 
 import os
@@ -29,7 +29,7 @@ def main() -> None:
     if compiler is None:
         sys.exit("bench.avx2_only needs a C compiler (cc)")
     LIBRARY.parent.mkdir(exist_ok=True)
-    made = LIBRARY.with_suffix(f".{os.getpid()}")  # another process may be at it
+    made = LIBRARY.with_suffix(f".{os.getpid()}")  # another process may be compiling it, too
     subprocess.run([compiler, "-O2", "-shared", "-fPIC", SOURCE, "-o", made, "-ldl"], check=True)
     made.rename(LIBRARY)
     os.environ |= {"LD_PRELOAD": str(LIBRARY), "STAGEWISE_MARCH": "x86-64-v3"}

@@ -1,10 +1,10 @@
-"""When is a batch worth it, without a cache? Stage 2's forward pass for one row and for eight, by their length.
+"""When is a batch worth it without a KV cache? Stage 2's forward pass for one row and for eight, by their length.
 
     python -m bench.batch --json bench/results/batch.json
 
-Rows of equal length, so there is no padding. And one whole run in stages 1 and 2: eight prompts of 4 tokens each, 40
-tokens out, greedy. GPT-2 small's sizes have random weights. One thread computes, and times are the thread's own: what a
-core can do, not what other programs leave of it.
+The rows are equally long, so there is no padding. There is also a whole run in stages 1 and 2: eight prompts of 4
+tokens, each with 40 greedy tokens out. GPT-2 small's sizes have random weights. Only one thread computes, and times are
+its CPU time, to measure what a core can do even if other programs use it too.
 """
 
 import argparse
@@ -23,11 +23,11 @@ LENGTHS = (1, 4, 16, 64)  # tokens of a row
 ROWS = 8
 TOGETHER = f"speed-up of {ROWS} together"
 PROMPT, OUTPUT = 4, 40  # of the whole run
-MODELS = {"gpt2": "dummy", "tinytales": "auto"}  # and where its weights come from
+MODELS = {"gpt2": "dummy", "tinytales": "auto"}  # model -> load format
 
 
 def forward_seconds(llm: stage02_static_batch.LLM, rows: int, length: int) -> float:
-    """A forward pass over `rows` rows of `length` tokens."""
+    """The time of a forward pass over `rows` rows of `length` tokens."""
     token_ids = torch.full((rows, length), 262, dtype=torch.int64)
     num_padding = torch.zeros(rows, dtype=torch.int64)
     with torch.inference_mode():
@@ -37,7 +37,7 @@ def forward_seconds(llm: stage02_static_batch.LLM, rows: int, length: int) -> fl
 
 
 def run_seconds(stage, llm) -> float:
-    """All requests, from their arrival to the end of the last one."""
+    """The time from the arrival of all requests to the end of the last one."""
     prompts = [[262 + i] * PROMPT for i in range(ROWS)]
     params = stage.SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
     started = time.thread_time()
@@ -59,13 +59,13 @@ def rounds_of(model: str, load_format: str, repeat: int) -> dict:
 
 
 def measure(args: argparse.Namespace) -> dict:
-    """Seconds of a forward pass by the length of its rows, of one row and of ROWS, and of a run in both stages."""
+    """Seconds of a forward pass with one row and with ROWS, by their length, and of a run in both stages."""
     torch.set_num_threads(1)
     return {"rounds": {model: rounds_of(model, load_format, args.repeat) for model, load_format in MODELS.items()}}
 
 
 def table(result: dict) -> str:
-    """A line for each length: milliseconds of one row and of all, and how many times faster all are together."""
+    """A row for each length: milliseconds for one row and for all, and how many times faster all are together."""
     models = result["rounds"]
     titles = [title for model in models for title in (f"{model}: one row, ms", f"{ROWS} rows, ms", TOGETHER)]
     rows = []

@@ -1,13 +1,13 @@
-"""What changes the bits of a request's logits: other requests in the step, where its prompt is cut, what the cache had.
+"""What changes the bits of a request's logits: other requests in the step, where its prompt is cut, a hit in the cache.
 
     python -m bench.bits --stages 5 6 --json FILE
 
-A few requests, sampled with seeds: first each alone in its own engine, its prompt in one step. Then the same
-requests with one thing changed at a time. Logits are compared bit for bit wherever the tokens before are the same; a
-token that differs is counted separately, since what follows it can't be compared.
+A few requests are sampled with seeds: first each alone in an engine of its own, with its prompt in one step; then the
+same requests with one thing changed at a time. Logits are compared bit for bit wherever the tokens before them are the
+same. A token that differs is counted separately, since what follows it can't be compared.
 
-Where a stage has no such thing to change, the table has a dash; where memory was never short or nothing was found in
-the prefix cache, the run fails instead of counting zeros.
+If a change does not apply to a stage, the table has a dash. If nothing was preempted, or nothing was found in the
+prefix cache, the run fails instead of counting zeros.
 """
 
 import argparse
@@ -27,7 +27,7 @@ WIDE = dict(max_num_seqs=8, max_num_batched_tokens=1024, enable_prefix_caching=F
 
 @dataclass(frozen=True)
 class Variation:
-    """One thing that changes: options of the engine, and how the requests come."""
+    """One change: options of the engine, and how the requests are sent."""
 
     options: dict
     together: bool = True
@@ -57,7 +57,7 @@ def requests_of(stage: Stage, vocab_size: int, most: int) -> list[tuple]:
 
 
 def logits_of(stage: Stage, make, requests: list[tuple], variation: Variation) -> tuple[dict, int]:
-    """{tokens before: logits}, and how often memory was short or the cache had something."""
+    """({tokens before: logits}, how many requests were preempted or found in the prefix cache)"""
     before = torch.get_num_threads()
     torch.set_num_threads(variation.threads or before)
     records, events = {}, []
@@ -97,7 +97,7 @@ def compare(expected: dict, got: dict) -> dict:
 
 
 def compare_all(stage: Stage, model: str, dtype: str, variations: Iterable[str] = VARIATIONS) -> dict:
-    """{name of a variation: what differs, or None}"""
+    """{name of a variation: what differs, or None if it does not apply}"""
 
     def make(**options):
         known = {name: value for name, value in (WIDE | options).items() if stage.has_argument(name)}

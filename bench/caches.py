@@ -1,12 +1,12 @@
-"""How fast one core reads, by the size of what it reads: the levels of the memory hierarchy, from outside.
+"""How fast one core reads, by the amount that it reads: the levels of the memory hierarchy, seen from outside.
 
     python -m bench.caches --json bench/results/caches.json
 
-What fits into a level of the CPU's cache is read from there every time but the first. Two numbers for each size: GB/s
-of a read from front to back, and how long a load takes whose address can't be known earlier (a chain of places in
-random order, 64 bytes apart). And GB/s from memory in pieces of a few KB, each read from front to back, the pieces in
-random order: so attention meets the blocks of a request. Each round takes the best of many short runs, in the thread's
-own time: what the core can do, not what other programs leave of it.
+Data that fits into a level of the CPU's cache is read from there every time but the first. There are two numbers for
+each size: GB/s when it is read from front to back, and the time of a load whose address can't be known earlier (a chain
+of addresses in random order, 64 bytes apart). A third is GB/s from memory in pieces of a few KB: each is read from
+front to back, but the pieces come in random order, as attention reads the blocks of a request. Each round takes the
+best of many short runs, in the thread's CPU time, to measure what the core can do even if other programs use it too.
 """
 
 import argparse
@@ -24,15 +24,15 @@ import torch
 from bench.run import grid, in_turn, script, source
 
 SIZES = tuple(1 << power for power in range(14, 29))  # bytes: 16 KB to 256 MB
-LINE = 64  # bytes that the CPU moves at once
+LINE = 64  # bytes that the CPU moves between memory and cache at once
 PIECES = (4 << 10, 48 << 10)  # bytes: a head's keys in a block of GPT-2 small's float32, and those of all its 12 heads
-READ = 1 << 24  # bytes that a run reads, or all if there are more
-STEPS = 1 << 15  # loads of a chain in a run
+READ = 1 << 24  # bytes that a run reads at least; small sizes are read several times
+STEPS = 1 << 15  # loads in a run along a chain
 SYSTEM = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def load_probes() -> ctypes.CDLL:
-    """caches.c, compiled for this CPU. Raises OSError or CalledProcessError if there is no compiler, or it fails."""
+    """caches.c, compiled for this CPU. Raises OSError if there is no compiler, CalledProcessError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "caches.so"
         source = Path(__file__).with_suffix(".c")
@@ -46,7 +46,7 @@ def load_probes() -> ctypes.CDLL:
 
 
 def best(run: Callable[[], object], repeat: int) -> float:
-    """The shortest of several runs, in seconds of this thread."""
+    """The shortest of several runs, in seconds of this thread's CPU time."""
     seconds = []
     for _ in range(repeat):
         started = time.thread_time()
@@ -56,7 +56,7 @@ def best(run: Callable[[], object], repeat: int) -> float:
 
 
 def chain(size: int) -> torch.Tensor:
-    """Places of a line each, as one ring in random order; each holds the index of the next. [size / 8]"""
+    """Memory as a ring of cache lines in random order; each holds the index of the next. -> [size / 8]"""
     numbers, order = LINE // 8, torch.randperm(size // LINE)
     places = torch.zeros(size // 8, dtype=torch.int64)
     places[order * numbers] = order.roll(-1) * numbers
@@ -66,7 +66,7 @@ def chain(size: int) -> torch.Tensor:
 def load_nanoseconds(probes: ctypes.CDLL, size: int, repeat: int = 200) -> float:
     places, at = chain(size), 0
 
-    def follow() -> None:  # from where the last run ended: the same places would be in the cache
+    def follow() -> None:  # go on where the last run ended: lines it has read may be in the cache
         nonlocal at
         at = probes.chase(places.data_ptr(), at, STEPS)
 
@@ -87,7 +87,7 @@ def piece_speed(probes: ctypes.CDLL, piece: int, size: int = SIZES[-1], repeat: 
 
 
 def levels() -> list[dict]:
-    """The caches of the first core as Linux tells them: level and bytes, the data caches only; [] elsewhere."""
+    """The first core's data caches, with level and bytes, as Linux reports them; [] on other systems."""
     found = []
     for folder in sorted(SYSTEM.glob("index*")):
         level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
@@ -120,7 +120,7 @@ def name_size(size: int) -> str:
 
 
 def table(result: dict) -> str:
-    """Each size, the level of the cache that it fits into, GB/s and nanoseconds."""
+    """A row for each size: the level of the cache that it fits into, GB/s and nanoseconds."""
     speeds, loads, pieces = ({int(size): median(own) for size, own in result["rounds"][name].items()}
                              for name in ("GB/s", "ns", "pieces"))  # fmt: skip
     rows = []

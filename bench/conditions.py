@@ -1,6 +1,8 @@
-"""Under what conditions an engine is measured, in its own process: in what company, for how long, with what memory.
+"""The conditions under which an engine is measured, in its own process: the company of other processes, the time limit,
+and a look at its memory.
 
-It is imported before anything of the engine, and with the Python of a peer, which has none of this project's packages.
+It is imported before any part of the engine, and also by the Python of a peer, which has none of this project's
+packages.
 """
 
 import faulthandler
@@ -15,17 +17,17 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 
-# As they were before there was an engine, which may set variables for its threads or bind itself to some of the cores:
-# company is to have none of that.
+# As they were before the engine, which may set variables for its threads or bind itself to some of the cores. None of
+# that should reach the company.
 ENVIRONMENT = dict(os.environ)
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def end_with_parent() -> None:
-    """End this process when stdin does: it is a pipe that the parent process holds open as long as it lives."""
+    """End this process when stdin ends, which is a pipe that the parent process holds open as long as it lives."""
 
     def wait() -> None:
-        while os.read(0, 1):  # not sys.stdin.read, whose lock a thread that waits would keep when the interpreter ends
+        while os.read(0, 1):  # sys.stdin.read would hold a lock, which the interpreter needs to exit
             continue
         os._exit(1)
 
@@ -53,8 +55,8 @@ def keep_busy(kind: str, cores: list[int]) -> None:
 
 @contextmanager
 def measured(job: dict) -> Iterator[None]:
-    """Beside `company` (a number of busy loops, or "torch"), busy from the beginning to the end of the block. The
-    process ends with status 1 and "Timeout" on stderr if the block takes more than `limit` seconds."""
+    """Run the block next to the job's `company` (a number of busy loops, or "torch"), which is busy throughout. If the
+    block takes more than the job's `limit` in seconds, the process ends with status 1 and "Timeout" on stderr."""
     company = job.get("company") or "0"
     kinds = ["torch"] if company == "torch" else ["loop"] * int(company)
     processes: list[subprocess.Popen] = []
@@ -67,7 +69,7 @@ def measured(job: dict) -> Iterator[None]:
         for process in processes:
             if process.stdout.readline().strip() != b"busy":  # pyright: ignore[reportOptionalMemberAccess]
                 sys.exit(f"its company did not start: status {process.wait()}")
-        if job.get("limit"):  # not a Python thread, which might never get its turn next to an engine that spins
+        if job.get("limit"):  # a Python thread might never run next to an engine that spins
             faulthandler.dump_traceback_later(job["limit"], exit=True)
         yield
         faulthandler.cancel_dump_traceback_later()
@@ -82,13 +84,13 @@ def measured(job: dict) -> Iterator[None]:
 
 
 def peak_memory(cuda: bool = False) -> int:
-    """The most memory that this process has held so far, in bytes: of the GPU, or what was resident."""
+    """The most memory that this process has held so far, in bytes: on the GPU, or else resident in RAM."""
     if cuda:
         import torch
 
         return torch.cuda.max_memory_allocated()
     status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count what the parent process held when this one began
+    if status.exists():  # getrusage would include what the parent process held when it started this one
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     try:

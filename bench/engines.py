@@ -1,13 +1,13 @@
-"""Runs one engine once, in its own process: it gets a workload, and its results are written to a file.
+"""Runs one engine once on a workload, in a process of its own, and writes the result to a file.
 
     python -m bench.engines JOB.json RESULT.json
 
-`bench/throughput.py` calls it, with the Python of the engine's environment: for a peer (see `bench/peers.py`) that has
-none of this project's packages, so nothing is imported before it is known which engine it is.
+`bench/throughput.py` calls it with the Python of the engine's environment. A peer's (see `bench/peers.py`) has none of
+this project's packages, so nothing is imported before it is known which engine it is.
 
-Measured code is in a `with measured(job)` block: there, and only there, it has the company that the job asks for
-(`--company`), and ends when its time is over (`--limit`). A process ends with the one that started it, however that
-ended: the engine with the benchmark, the company with the engine.
+Measured code runs in a `with measured(job)` block. There, and only there, other processes use the machine too
+(`--company`), and the time is limited (`--limit`). A process ends with the one that started it, however that one ended:
+the engine with the benchmark, and its company with the engine.
 """
 
 import json
@@ -20,11 +20,11 @@ from typing import Any
 
 from bench.conditions import end_with_parent, measured, peak_memory
 
-Times = list[list[float]]  # of each request, when each of its tokens came, in seconds from the start
+Times = list[list[float]]  # for each request, when each of its tokens came, in seconds from the start
 
 
 def run_stage(job: dict) -> dict:
-    """A stage: the requests all at once, or as they arrive (`arrivals`; from stage 4 on)."""
+    """Run a stage, with all requests at once, or each when it arrives (`arrivals`; stage 4 and later)."""
     import stagewise
     from stagewise.stages import limit_threads
     from tools.engines import STAGES
@@ -38,7 +38,7 @@ def run_stage(job: dict) -> dict:
 
 
 def run_own(job: dict) -> dict:
-    """An engine of somebody's own, the same way; it may lack what only tells of it."""
+    """Run a user's own engine in the same way; it needs neither statistics nor a trace."""
     from tools.engines import OwnEngine
 
     own = OwnEngine(job["own"][job["engine"]])
@@ -48,7 +48,12 @@ def run_own(job: dict) -> dict:
 
 
 def run_engine(job: dict, stage, llm, records: list) -> dict:
-    """stage: whose SamplingParams it takes; records: those of its trace, which comes to have them"""
+    """What an engine did: its tokens, their times, and what its statistics say.
+
+    Args:
+        stage: has the SamplingParams that the engine takes.
+        records: the records of a trace of the engine; empty for an engine without one.
+    """
     import torch
 
     from bench.machine import describe
@@ -89,7 +94,7 @@ def run_engine(job: dict, stage, llm, records: list) -> dict:
 
 
 def at_once(llm, prompts: list, params: list, arrivals: None) -> tuple[list[list[int]], Times, float]:
-    """All requests are there at the start."""
+    """Send all requests at the start. Returns (their tokens, their times, seconds)."""
     tokens, times = [[] for _ in prompts], [[] for _ in prompts]
     started = time.perf_counter()
     for event in llm.stream(prompts, params):
@@ -100,8 +105,8 @@ def at_once(llm, prompts: list, params: list, arrivals: None) -> tuple[list[list
 
 
 def as_they_arrive(llm, prompts: list, params: list, arrivals: list[float]) -> tuple[list[list[int]], Times, float]:
-    """Each request is sent at its moment, or at the end of the step that is running then. llm: a Stepper, or an engine
-    with its methods."""
+    """Send each request when it arrives, or at the end of the step that is running then. llm: a Stepper, or an engine
+    with the same methods."""
     tokens, times = [[] for _ in prompts], [[] for _ in prompts]
     pending = deque(enumerate(arrivals))
     started = time.perf_counter()

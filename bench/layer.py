@@ -1,10 +1,10 @@
-"""A linear layer, from a plain loop to what stage 6's kernel does, idea by idea, and by torch and that kernel.
+"""A linear layer from a plain loop to what stage 6's kernel does, one idea at a time, and by torch and that kernel.
 
     python -m bench.layer --json bench/results/layer.json
 
-Chapter 6 explains the five functions, which are in layer.c. Each way runs 12 layers of GPT-2 small's size (768 inputs
-and 3,072 outputs; 113 MB in float32) one after the other, so that a layer's weights have left the CPU's cache before
-they are needed again. A round takes the shortest of several runs. Of the five only the last has more than one thread.
+Chapter 6 explains the five functions, which are in layer.c. Each method runs 12 layers of GPT-2 small's size (768
+inputs and 3,072 outputs; 113 MB in float32) one after another, so that a layer's weights have left the CPU's cache
+before they are needed again. A round takes the shortest of several runs. Only the last of the five has several threads.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def run_step(steps: ctypes.CDLL, name: str, x: Tensor, weight: Tensor, panels: T
 
 
 def by_kernel(weights: list[Tensor], bias: Tensor) -> Callable[[Tensor, Tensor], None]:
-    """Stage 6's kernel, with the instructions that every CPU has: all layers, as `run_step` does one."""
+    """All layers by stage 6's kernel, with the instructions that every CPU has; y as in `run_step`."""
     number, _ = c.KINDS["fma_float32"]
     arena = Arena()
     panels = [c.pack(weight, "fma_float32", arena.alloc).data_ptr() for weight in weights]
@@ -78,7 +78,7 @@ def by_kernel(weights: list[Tensor], bias: Tensor) -> Callable[[Tensor, Tensor],
     library, stride = c.load_kernel(), 4 * IN + 64
     memory = torch.zeros(max(TOKENS), stride, dtype=torch.uint8)
 
-    def run(x: Tensor, y: Tensor, kept: tuple = (arena, bias)) -> None:  # the kernel has only addresses
+    def run(x: Tensor, y: Tensor, kept: tuple = (arena, bias)) -> None:  # kept: the kernel has only addresses
         memory.view(torch.float32)[: len(x), :IN] = x
         rows = c.Rows(memory.data_ptr(), stride, len(x) * stride, 0)
         for layer, then in zip(layers, [*layers[1:], None], strict=True):
@@ -88,7 +88,7 @@ def by_kernel(weights: list[Tensor], bias: Tensor) -> Callable[[Tensor, Tensor],
 
 
 def measure(args: argparse.Namespace) -> dict:
-    """Seconds of all layers, by way and number of tokens."""
+    """Seconds of all layers, by method and number of tokens."""
     torch.manual_seed(0)
     try:
         steps = load_steps()
@@ -121,8 +121,8 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def table(result: dict) -> str:
-    """How fast each way is, by the number of tokens: GB/s of weights with one token, which waits for them; GFLOP/s with
-    more."""
+    """How fast each method is, by the number of tokens: GB/s of weights for one token, which waits for memory, and
+    GFLOP/s for more."""
     numbers, rows = IN * OUT * LAYERS, []
     for name, rounds in result["rounds"].items():
         one, *more = ((tokens, median(rounds[str(tokens)])) for tokens in TOKENS)

@@ -1,11 +1,11 @@
-"""The linear kernels of stages 6 and 8 against torch: what each way to multiply reaches, for each number of rows.
+"""The linear kernels of stages 6 and 8 against torch: how fast each way to multiply is, for each number of rows.
 
     python -m bench.linear --json bench/results/avx512/linear.json
 
-Each way runs the 48 linear layers of GPT-2 small one after the other, so that, as in the engine, weights have left the
-CPU's cache before they are needed again. A round takes the shortest of five runs. Bandwidth counts each weight once;
-operations are two per weight and row. With int8 weights the time is that of the products; turning activations into
-integers is not in it.
+Each of them runs the 48 linear layers of GPT-2 small one after another, so that, as in the engine, weights have left
+the CPU's cache before they are needed again. A round takes the shortest of five runs. Bandwidth counts each weight
+once; operations are two per weight and row. With int8 weights, only the products are timed, not the rounding of
+activations to integers.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def by_kernel(kind: str) -> Callable[[int], None]:
     rows = {in_: c.Rows(memory.data_ptr(), s, max(ROWS) * s, rows_format) for in_, s in stride.items()}
     library, threads = c.load_kernel(), torch.get_num_threads()
 
-    def run(num_rows: int, kept: tuple = (arena, bias, scales, memory)) -> None:  # the kernel has only addresses
+    def run(num_rows: int, kept: tuple = (arena, bias, scales, memory)) -> None:  # kept: the kernel has only addresses
         for layer, then in zip(layers, [*layers[1:], None], strict=True):
             library.linear(layer, rows[layer.in_], num_rows, c.STORE, out.data_ptr(), None, then, threads)
 
@@ -75,7 +75,7 @@ def by_kernel(kind: str) -> Callable[[int], None]:
 
 
 def measure(args: argparse.Namespace) -> dict:
-    """Seconds of all layers, by type, way and number of rows."""
+    """Seconds of all layers, by type, method and number of rows."""
     rounds = {}
     with torch.inference_mode():
         for dtype, kinds in KINDS.items():
@@ -93,7 +93,7 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def table(result: dict) -> str:
-    """A table for each type: GB/s of weights and GFLOP/s of every way, by the number of rows."""
+    """A table for each type: every method's GB/s of weights and GFLOP/s, by the number of rows."""
     tables = []
     for name, ways in result["rounds"].items():
         size = getattr(torch, name).itemsize

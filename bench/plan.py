@@ -1,10 +1,10 @@
-"""How many forward passes the order costs in which known requests are submitted.
+"""How many forward passes a set of requests takes, by the order in which they are submitted.
 
     python -m bench.plan --json bench/results/plan.json
 
-The requests are the workload `tail`, eight at once, on stage 4 with random weights of the bundled model's sizes. Passes
-are counted, so the figures are the same on every machine. No order can take fewer than `least`: a pass makes eight
-tokens, and the longest output takes as many passes as it has tokens.
+The requests are the workload `tail`, eight at once, on stage 4 with random weights in the bundled model's sizes. Passes
+are counted, so the figures are the same on every machine. No order can take fewer than `least`: a pass makes at most
+eight tokens, and the longest output takes as many passes as it has tokens.
 """
 
 import argparse
@@ -18,7 +18,7 @@ AT_ONCE = 8
 
 
 def passes(workload: Workload, policy: str = "fcfs", *, planned: bool = False) -> int:
-    """The forward passes of a run: with the requests in this order, or as `generate` plans them."""
+    """The forward passes of a run, with the requests in this order, or in the order that `generate` plans."""
     llm = LLM(load_format="dummy", device="cpu", max_num_seqs=AT_ONCE, policy=policy)
     prompts = [prompt for prompt, _ in workload]
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in workload]

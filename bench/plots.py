@@ -1,12 +1,12 @@
-"""The pictures: each is drawn from traces (`stagewise.trace(llm).records`, or a file of `--trace`), or from a
-benchmark's result (`python -m bench.report RESULT --plot FILE`).
+"""The pictures, each drawn from traces (`stagewise.trace(llm).records`, or a file of `--trace`) or from a benchmark's
+result (`python -m bench.report RESULT --plot FILE`).
 
     python -m stage03 --prompts-file prompts.txt --trace three.jsonl
     python -m stage04 --prompts-file prompts.txt --trace four.jsonl
     python -m bench.plots slots three.jsonl four.jsonl --output slots.png     # also: padding, kv, blocks, tokens
 
-One style: the colours are Okabe and Ito's, which colour-blind readers tell apart; what matters differs in brightness,
-hatching or marker too, so that it can be printed in black and white. What is wasted is grey. A title says what is seen.
+They have one style. The colors are Okabe and Ito's, which color-blind readers can tell apart; what matters also differs
+in brightness, hatching or marker, so it can be printed in black and white. Waste is gray. A title says what to see.
 """
 
 import argparse
@@ -34,9 +34,9 @@ from stagewise.stages import IDEAS
 from stagewise.trace_file import read_trace
 
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
-GREY, INK = "#D0D0D0", "#222222"
-# In a dark scheme an SVG has these instead; the others are legible on both.
-DARK = {"#FFFFFF": "#0D1117", INK: "#E6EDF3", GREY: "#4A525C", BLUE: "#58A6FF", GREEN: "#2EBD8F", RED: "#FF7B4D"}
+GRAY, INK = "#D0D0D0", "#222222"
+# What an SVG replaces these colors with in a dark scheme; the others are legible on both backgrounds.
+DARK = {"#FFFFFF": "#0D1117", INK: "#E6EDF3", GRAY: "#4A525C", BLUE: "#58A6FF", GREEN: "#2EBD8F", RED: "#FF7B4D"}
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -52,11 +52,11 @@ STYLE: Any = {
     "svg.hashsalt": "stagewise",  # the same picture is the same file
 }
 LARGE = {**STYLE, "font.size": 12, "axes.titlesize": 13, "legend.fontsize": 11}  # legible at half its size
-SMALL = 10.5  # points, of numbers in a picture
+SMALL = 10.5  # the size of the numbers in a picture, in points
 
 
 class Picture(Figure):
-    """A figure that a notebook shows by itself, and that no global list of figures keeps alive."""
+    """A figure that a notebook displays on its own, and that no global list of figures keeps alive."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -72,20 +72,20 @@ class Picture(Figure):
 
     @property
     def message(self) -> str:
-        """Its titles, in a line."""
+        """Its titles, on one line."""
         titles = [axes.get_title(loc="left") for axes in self.axes if axes.get_visible()]
         return ". ".join(" ".join(title.split()) for title in titles if title)
 
     def svg(self) -> str:
-        """As SVG that follows the reader's scheme, with the message as its title."""
+        """The figure as an SVG that follows the reader's color scheme, with the message as its title."""
         buffer = io.StringIO()
         with mpl.rc_context(STYLE):
             nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
             super().savefig(buffer, format="svg", metadata=nothing)
         drawn = re.sub(r" <metadata>.*?</metadata>\n", "", buffer.getvalue(), flags=re.DOTALL)
         head, rest = drawn[drawn.index("<svg") :].split(">", 1)
-        for number, colour in enumerate(DARK):
-            rest = re.sub(colour, f"var(--c{number})", rest, flags=re.IGNORECASE)
+        for number, color in enumerate(DARK):
+            rest = re.sub(color, f"var(--c{number})", rest, flags=re.IGNORECASE)
         day, night = (
             "; ".join(f"--c{number}: {tone}" for number, tone in enumerate(tones)) for tones in (DARK, DARK.values())
         )
@@ -94,7 +94,7 @@ class Picture(Figure):
 
 
 def styled(draw, style: Any = STYLE):
-    """Draw with STYLE, whatever the settings outside are."""
+    """Make a function draw in this style, whatever the global settings are."""
 
     def wrapper(*args, **kwargs) -> Picture:
         with mpl.rc_context(style):
@@ -105,18 +105,18 @@ def styled(draw, style: Any = STYLE):
 
 
 def large(draw):
-    """The same for a picture of results, which READMEs show: with larger letters."""
+    """`styled` with larger letters, for the pictures of results that READMEs show."""
     return styled(draw, LARGE)
 
 
 def read_steps(path: Path) -> list[SimpleNamespace]:
-    """The forward passes in a file of `--trace`. Raises ValueError, as `read_trace` does, if it is something else."""
+    """The forward passes in a file that `--trace` wrote. Raises ValueError for any other file, as `read_trace` does."""
     steps = [step for step in read_trace(path).steps if step["rows"]]
     return [SimpleNamespace(**{**step, "rows": [SimpleNamespace(**row) for row in step["rows"]]}) for step in steps]
 
 
 def clock(trace: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    """Beginning and end of every step, in seconds from the first one."""
+    """The start and end of every step, in seconds since the start of the first."""
     start = np.array([step.start for step in trace]) - trace[0].start
     return start, start + np.array([step.seconds for step in trace])
 
@@ -126,8 +126,8 @@ def clock(trace: Sequence) -> tuple[np.ndarray, np.ndarray]:
 
 @large
 def ladder(result: dict) -> Picture:
-    """The engines of a benchmark, each next to the previous one: output tokens per second, what it took, and how long
-    the requests waited. The axes are logarithmic: equal ratios are equally long."""
+    """A benchmark's engines, each below the previous one: output tokens per second, the work it took, and how long the
+    requests waited. The axes are logarithmic, so equal ratios are equally long."""
     rows = result["summary"]
     engines = [row["engine"] for row in rows]
     names = [f"{int(name[5:7])} {IDEAS[name]}" if name in IDEAS else name for name in engines]
@@ -159,12 +159,12 @@ def stage_name(engine: str) -> str:
 
 
 def times(ratio: float, more: str, less: str) -> str:
-    """A ratio as a number over 1, with the word for its direction: 0.04 is 26 × fewer."""
+    """A ratio as a number above 1, with the word for its direction: 0.04 is "25 × fewer"."""
     return f"{ratio:.2g} × {more}" if ratio >= 1 else f"{1 / ratio:.2g} × {less}"
 
 
 def _speeds(axes, y: np.ndarray, speeds: list[float], whose: str) -> None:
-    """A dot for each engine, and a line that leads there from the one before."""
+    """A dot for each engine, and a line to it from the speed of the engine before."""
     ratios = [after / before for before, after in pairwise(speeds)]
     for place, before, after, ratio in zip(y[1:], speeds, speeds[1:], ratios, strict=False):
         axes.plot([before, after], [place, place], color=GREEN if ratio >= 1 else RED, linewidth=2.5, zorder=1)
@@ -180,7 +180,8 @@ def _speeds(axes, y: np.ndarray, speeds: list[float], whose: str) -> None:
 
 
 def _work(axes, y: np.ndarray, rows: list[dict]) -> None:
-    """The places that go through the model for a token; where these are the same, how many requests run at once."""
+    """How many positions go through the model per output token; or, if that is the same for all engines, how many
+    requests run at once."""
     stages = [
         (place, row) for place, row in zip(y, rows, strict=True) if row.get("tokens_computed") and row.get("rows_mean")
     ]
@@ -198,7 +199,7 @@ def _work(axes, y: np.ndarray, rows: list[dict]) -> None:
         return
     total = [v / (1 - row["padding_share"]) for v, (_, row) in zip(useful, stages, strict=True)]
     axes.hlines(places, useful, total, color=INK, linewidth=1, zorder=1)
-    axes.scatter(total, places, color=GREY, edgecolor=INK, marker="D", zorder=2, label="with padding")
+    axes.scatter(total, places, color=GRAY, edgecolor=INK, marker="D", zorder=2, label="with padding")
     axes.scatter(useful, places, color=GREEN, edgecolor=INK, s=45, zorder=3, label="of live requests")
     for place, all_ in zip(places, total, strict=True):
         axes.annotate(f"{all_:.1f}", (all_, place), (7, 0), textcoords="offset points", va="center", fontsize=SMALL)
@@ -210,7 +211,7 @@ def _work(axes, y: np.ndarray, rows: list[dict]) -> None:
 
 
 def _waits(axes, y: np.ndarray, rows: list[dict], kind: str, event: str, what: str) -> None:
-    """The median and the 95th percentile of a wait, of the engines that tell it. event: what they wait for."""
+    """The median and the 95th percentile of a wait, for the engines that report it. event: what is waited for."""
     p50, p95 = f"{kind}_p50", f"{kind}_p95"
     timed = [(place, row[p50], row[p95]) for place, row in zip(y, rows, strict=True) if row.get(p50)]
     if not timed:
@@ -234,16 +235,19 @@ def _waits(axes, y: np.ndarray, rows: list[dict], kind: str, event: str, what: s
 
 @styled
 def latency(results: dict[str, list[dict]]) -> Picture:
-    """Waiting against the arrival rate: engine -> the summaries of runs with `rate`, ttft_p50 … itl_p95, in seconds."""
+    """Waits against the arrival rate.
+
+    results: engine -> a summary of each run: `rate`, and ttft_p50 … itl_p95 in seconds.
+    """
     figure = Picture(figsize=(9, 3.2))
     axes = figure.subplots(1, 2)
     looks = zip(results.items(), ((BLUE, "o"), (RED, "s"), (GREEN, "^")), strict=False)
-    for (name, rows), (colour, marker) in looks:
+    for (name, rows), (color, marker) in looks:
         rates = [row["rate"] for row in rows]
         for one, kind, unit in ((axes[0], "ttft", 1), (axes[1], "itl", 1000)):
             for p, line in ((50, "-"), (95, "--")):
                 values = [unit * row[f"{kind}_p{p}"] for row in rows]
-                one.plot(rates, values, line, color=colour, marker=marker, markersize=4, label=f"{name}, p{p}")
+                one.plot(rates, values, line, color=color, marker=marker, markersize=4, label=f"{name}, p{p}")
     waits = [[row["ttft_p95"] for row in rows] for rows in results.values()]
     grown = max(max(own) / min(own) for own in waits)
     axes[0].set_title(f"At the highest rate p95 of the wait is {grown:.0f} × as long")
@@ -263,7 +267,7 @@ def latency(results: dict[str, list[dict]]) -> Picture:
 
 
 def places(trace: Sequence) -> dict[str, int]:
-    """The slot of every request: the lowest that is free when it is first seen, until it is last seen."""
+    """The slot of each request: the lowest one free when it first appears, which it keeps until it last appears."""
     last = {row.request_id: i for i, step in enumerate(trace) for row in step.rows}
     slots: dict[str, int] = {}
     busy: dict[int, int] = {}  # slot -> the last step of the request in it
@@ -277,12 +281,12 @@ def places(trace: Sequence) -> dict[str, int]:
 
 @styled
 def slots(traces: dict[str, Sequence]) -> Picture:
-    """Which request has which slot, when: a bar for each request, red during its prefill, and gray where a slot
-    computes nothing useful. A dotted line where a batch ends: none of its requests goes on."""
+    """Which request has which slot, and when: a bar for each request, red during its prefill, and gray where a slot
+    computes nothing useful. A dotted line marks the end of a batch, after which none of its requests goes on."""
     counts = {name: 1 + max(places(trace).values()) for name, trace in traces.items()}
     figure = Picture(figsize=(9.5, 0.9 + sum(0.55 + 0.24 * n for n in counts.values())))
     axes = figure.subplots(len(traces), 1, sharex=True, squeeze=False, height_ratios=list(counts.values()))[:, 0]
-    outputs = {}  # how many steps each request is live for: its colour
+    outputs = {}  # for each request and trace, whether it is live in each step; its color depends on how often it is
     for trace in traces.values():
         for step in trace:
             for row in step.rows:
@@ -293,7 +297,7 @@ def slots(traces: dict[str, Sequence]) -> Picture:
     for one, (name, trace) in zip(axes, traces.items(), strict=True):
         where, (start, end) = places(trace), clock(trace)
         one.add_patch(
-            Rectangle((0, -0.5), end[-1], counts[name], facecolor=GREY, hatch="////", edgecolor="white", linewidth=0)
+            Rectangle((0, -0.5), end[-1], counts[name], facecolor=GRAY, hatch="////", edgecolor="white", linewidth=0)
         )
         live, spans, prefills = 0.0, {}, {}
         for i, step in enumerate(trace):
@@ -308,15 +312,15 @@ def slots(traces: dict[str, Sequence]) -> Picture:
             one.axvline(end[i], color=INK, linestyle=":", linewidth=1)
         for request, own in spans.items():
             first, stop = own[0][0], own[-1][0] + own[-1][1]
-            colour = shade(0.15 + 0.85 * lives[request] / max(lives.values()))
-            one.broken_barh(own, (where[request] - 0.5, 1.0), color=colour)
+            color = shade(0.15 + 0.85 * lives[request] / max(lives.values()))
+            one.broken_barh(own, (where[request] - 0.5, 1.0), color=color)
             one.broken_barh([(first, stop - first)], (where[request] - 0.5, 1.0), facecolor="none", edgecolor="white")
             one.broken_barh(prefills[request], (where[request] + 0.25, 0.25), color=RED)
             if stop - first > 0.02 * longest:
-                ink = "white" if sum(colour[:3]) < 1.5 else "black"
+                ink = "white" if sum(color[:3]) < 1.5 else "black"
                 one.text(first + 0.003 * longest, where[request], request, va="center", fontsize=7, color=ink)
         idle = 1 - live / (counts[name] * end[-1])
-        one.set_title(f"{name}: {end[-1]:.1f} s, and {idle:.0%} of the slots' time serves nobody (grey)")
+        one.set_title(f"{name}: {end[-1]:.1f} s, and {idle:.0%} of the slots' time serves nobody (gray)")
         one.set_ylabel("slot")
         one.set_xlim(0, longest)
         one.set_ylim(counts[name] - 0.5, -0.5)
@@ -328,17 +332,17 @@ def slots(traces: dict[str, Sequence]) -> Picture:
 
 
 def batch_ends(trace: Sequence) -> list[int]:
-    """The steps after which none of several rows goes on: where a static batch ends."""
+    """The steps with several rows of which none goes on: where static batches end."""
     live = [{row.request_id for row in step.rows} for step in trace]
     return [i for i, (now, then) in enumerate(pairwise(live)) if len(now) > 1 and not now & then]
 
 
 @styled
 def padding(traces: dict[str, Sequence]) -> Picture:
-    """Row by row and step by step, how much of what was computed is padding."""
+    """How much of what was computed is padding, by row and step."""
     figure = Picture(figsize=(9.5, 0.7 + 1.9 * len(traces)))
     axes = figure.subplots(len(traces), 1, squeeze=False)[:, 0]
-    colours = LinearSegmentedColormap.from_list("padding", [BLUE, "#EEEEEE"])
+    colors = LinearSegmentedColormap.from_list("padding", [BLUE, "#EEEEEE"])
     for one, (name, trace) in zip(axes, traces.items(), strict=True):
         image = np.full((max(len(step.rows) for step in trace), len(trace)), np.nan)
         for i, step in enumerate(trace):
@@ -346,7 +350,7 @@ def padding(traces: dict[str, Sequence]) -> Picture:
                 image[r, i] = row.num_padding / (row.num_padding + row.num_tokens)
         rows = [row for step in trace for row in step.rows]
         wasted, useful = sum(row.num_padding for row in rows), sum(row.num_tokens for row in rows)
-        shown = one.imshow(image, cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        shown = one.imshow(image, cmap=colors, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         one.set_title(f"{name}: {wasted / (wasted + useful):.0%} of {wasted + useful:,} places are padding")
         one.set_ylabel("row")
         one.set_yticks(range(0, len(image), max(1, len(image) // 8)))
@@ -359,7 +363,7 @@ def padding(traces: dict[str, Sequence]) -> Picture:
 
 @styled
 def kv_memory(traces: dict[str, Sequence]) -> Picture:
-    """What the KV cache has reserved and what of it is filled, over time."""
+    """How much of the KV cache is reserved, and how much of that is filled, over time."""
     figure = Picture(figsize=(9.5, 2.9))
     axes = figure.subplots(1, len(traces), sharex=True, sharey=True, squeeze=False)[0]
     for one, (name, trace) in zip(axes, traces.items(), strict=True):
@@ -369,7 +373,7 @@ def kv_memory(traces: dict[str, Sequence]) -> Picture:
             start,
             reserved,
             step="post",
-            facecolor=GREY,
+            facecolor=GRAY,
             hatch="////",
             edgecolor="white",
             linewidth=0,
@@ -388,7 +392,7 @@ def kv_memory(traces: dict[str, Sequence]) -> Picture:
 
 
 def follow_findable(findable: set[int], events: Iterable[dict]) -> None:
-    """Keep up with the free blocks that the prefix cache can find, through events of a trace."""
+    """Update the set of free blocks that the prefix cache can find, from events of a trace."""
     for event in events:
         if event["kind"] == "released" and event["findable"]:
             findable.add(event["block"])
@@ -400,16 +404,17 @@ def follow_findable(findable: set[int], events: Iterable[dict]) -> None:
 
 @styled
 def block_map(trace: Sequence) -> Picture:
-    """Every block of the KV cache over the steps, in the colour of the completion that has it; black if several do.
-    Free ones are grey while the prefix cache can still find them, and white else; a cross is a copy (copy-on-write)."""
+    """Every block of the KV cache over the steps, in the color of the completion that has it; black if several do.
+    Free ones are gray while the prefix cache can still find them, otherwise white. A cross is a copy (copy-on-write).
+    """
     holders = list(dict.fromkeys((row.request_id, row.index) for step in trace for row in step.rows))
     num_blocks = 1 + max((block for step in trace for row in step.rows for block in row.blocks), default=0)
-    palette = [to_rgb(colour) for colour in (BLUE, ORANGE, SKY, RED, GREEN, "#F0E442", PURPLE)]
+    palette = [to_rgb(color) for color in (BLUE, ORANGE, SKY, RED, GREEN, "#F0E442", PURPLE)]
     image = np.ones((num_blocks, len(trace), 3))
     shared, findable, any_findable = 0, set(), False
     for i, step in enumerate(trace):
         follow_findable(findable, step.before)
-        image[list(findable), i] = to_rgb(GREY)
+        image[list(findable), i] = to_rgb(GRAY)
         any_findable |= bool(findable)
         follow_findable(findable, step.after)
         owners: dict[int, list[tuple]] = {}
@@ -434,7 +439,7 @@ def block_map(trace: Sequence) -> Picture:
         labels = [f"request {request}{f', completion {index}' if several else ''}" for request, index in holders]
         patches = [Patch(facecolor=c, label=label) for label, c in zip(labels, palette, strict=False)]
         patches += [Patch(facecolor=INK, label="shared")] if shared else []
-        patches += [Patch(facecolor=GREY, label="free, can be found")] if any_findable else []
+        patches += [Patch(facecolor=GRAY, label="free, can be found")] if any_findable else []
         patches += [Patch(facecolor="white", edgecolor=INK, label="free")]
         crosses = [Line2D([], [], color=INK, marker="x", linestyle="none", label="copied")] if copies else []
         figure.legend(handles=[*patches, *crosses], loc="outside right upper", fontsize=8)
@@ -443,32 +448,30 @@ def block_map(trace: Sequence) -> Picture:
 
 @styled
 def time_per_token(traces: dict[str, Sequence], least: dict[str, Sequence[float]] | None = None) -> Picture:
-    """Seconds of each step of a single request: what a token costs by its position. A dot is a step, the
-    line their running median.
+    """The seconds of each step of a single request: what a token costs, by its position. Each dot is a step; the line
+    is their running median.
 
-    least: of some of the traces the seconds that each step takes at least, on this machine (bench/machine.py).
+    least: for some of the traces, the least seconds that each step can take on this machine (bench/machine.py).
     """
     figure = Picture(figsize=(7, 3.2))
     axes = figure.subplots()
     ends = {}
-    for (name, trace), (colour, line) in zip(traces.items(), ((RED, "-"), (BLUE, "--"), (GREEN, ":")), strict=False):
+    for (name, trace), (color, line) in zip(traces.items(), ((RED, "-"), (BLUE, "--"), (GREEN, ":")), strict=False):
         milliseconds = [1000 * step.seconds for step in trace]
-        # a running median: what else the machine did for a moment is not the engine's
+        # A running median hides moments in which the machine did something else.
         smooth = [statistics.median(milliseconds[max(1, i - 4) : i + 5]) for i in range(1, len(milliseconds))]
-        axes.scatter(range(1, len(milliseconds) + 1), milliseconds, s=4, color=colour, alpha=0.35, linewidth=0)
-        axes.plot(range(2, len(milliseconds) + 1), smooth, line, color=colour, label=name)
+        axes.scatter(range(1, len(milliseconds) + 1), milliseconds, s=4, color=color, alpha=0.35, linewidth=0)
+        axes.plot(range(2, len(milliseconds) + 1), smooth, line, color=color, label=name)
         if least and name in least:
             limit = [1000 * seconds for seconds in least[name]]
-            axes.plot(
-                range(1, len(limit) + 1), limit, color=colour, linewidth=0.8, label=f"{name}, the machine's limit"
-            )
+            axes.plot(range(1, len(limit) + 1), limit, color=color, linewidth=0.8, label=f"{name}, the machine's limit")
         quarter = max(1, len(smooth) // 10)
         ends[name] = statistics.median(smooth[-quarter:]) / statistics.median(smooth[:quarter])
     seen = ", ".join(f"{ratio:.1f} × as long as the first in {name}" for name, ratio in ends.items())
     axes.set_title(f"The last tokens take {seen}")
     axes.set_xlabel("output token")
     axes.set_ylabel("milliseconds for the token")
-    # The first step computes the prompt, and warms the machine up: it may be far above the others.
+    # The first step computes the prompt and warms the machine up, so it may be far above the others.
     axes.set_ylim(0, 1.3 * max(1000 * step.seconds for trace in traces.values() for step in trace[1:]))
     axes.legend(fontsize=8)
     return figure
@@ -481,7 +484,7 @@ def batch_size(traces: dict[int, Sequence], limits: dict[int, float], bend: floa
     Args:
         traces: batch size -> a trace with decode steps of that many rows.
         limits: batch size -> output tokens per second that the machine could reach.
-        bend: the batch from which on arithmetic is the limit, and no longer memory.
+        bend: the batch size from which arithmetic is the limit instead of memory.
     """
     reached = {}
     for batch, trace in traces.items():
@@ -501,7 +504,7 @@ def batch_size(traces: dict[int, Sequence], limits: dict[int, float], bend: floa
             fontsize=8,
         )
     if bend is not None:
-        axes.axvline(bend, color=GREY, linewidth=1)
+        axes.axvline(bend, color=GRAY, linewidth=1)
         axes.annotate(f"from {bend:.2g} rows on\narithmetic is the limit", (bend, min(reached.values())), (4, 0),
                       textcoords="offset points", fontsize=8)  # fmt: skip
     low, high = min(reached), max(reached)
@@ -509,7 +512,7 @@ def batch_size(traces: dict[int, Sequence], limits: dict[int, float], bend: floa
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(list(reached), list(map(str, reached)))
-    axes.set_xlabel("rows in a decode step (in per cent: measured, of the limit)")
+    axes.set_xlabel("rows in a decode step (percentages: measured, of the limit)")
     axes.set_ylabel("output tokens per second")
     axes.margins(y=0.15)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -522,8 +525,8 @@ def gain(points: Sequence[tuple[float, Sequence, Sequence]]) -> Picture:
     """What continuous batching gains, against how much the output lengths differ.
 
     Args:
-        points: (standard deviation of the output lengths / their mean, static trace, continuous trace) of each
-            workload.
+        points: for each workload (standard deviation of the output lengths / their mean, static trace, continuous
+            trace).
     """
     points = sorted(points, key=lambda point: point[0])
     spread = [point[0] for point in points]
@@ -550,19 +553,19 @@ KINDS = {"slots": slots, "padding": padding, "kv": kv_memory, "blocks": block_ma
 
 @large
 def latency_against_throughput(runs: Sequence[dict]) -> Picture:
-    """Of each server the waits over the tokens per second that it held, at every rate (bench/serving.py)."""
+    """Each server's waits against the tokens per second that it produced, at every rate (bench/serving.py)."""
     figure = Picture(figsize=(10, 4.6))
     engines = list(dict.fromkeys(run["engine"] for run in runs))
     looks = dict(zip(engines, zip((SKY, GREEN, BLUE, ORANGE), "s^oD", strict=True), strict=False))
     for ax, name, what in zip(figure.subplots(1, 2), ("ttft", "itl"), ("first token", "next token"), strict=True):
         ends = {}  # server -> the median wait at the highest load
-        for engine, (colour, marker) in looks.items():
+        for engine, (color, marker) in looks.items():
             points = [run for run in runs if run["engine"] == engine]
             label = "vLLM" if engine == "vllm" else f"stage {engine}"
             ends[label] = points[-1][f"p50_{name}_ms"]
             for p, look in (("p50", {}), ("p99", {"linestyle": ":", "fillstyle": "none"})):
                 x, y = [run["output_throughput"] for run in points], [run[f"{p}_{name}_ms"] for run in points]
-                ax.plot(x, y, color=colour, marker=marker, markersize=8, label=f"{label}, {p}", **look)
+                ax.plot(x, y, color=color, marker=marker, markersize=8, label=f"{label}, {p}", **look)
         best = min(ends, key=ends.__getitem__)
         peer = "vLLM" if "vLLM" in ends and best != "vLLM" else max(ends, key=ends.__getitem__)
         whose = best if best == "vLLM" else best.capitalize()
@@ -589,7 +592,7 @@ def main(argv: list[str] | None = None) -> int:
         traces = {path.stem: read_steps(path) for path in args.traces}
         if args.kind == "blocks":
             if len(traces) > 1:
-                parser.error("a map of blocks is of one trace")
+                parser.error("a map of blocks shows one trace")
             if next(iter(traces.values()))[0].rows[0].blocks is None:
                 parser.error(f"{args.traces[0]} names no blocks; they come with stage 5")
             figure = block_map(*traces.values())

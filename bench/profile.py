@@ -3,9 +3,9 @@
     python -m bench.profile --json bench/results/profile.json
     python -m bench.profile --workloads decode --dtypes bfloat16
 
-A step is one call of C otherwise (kernels/forward.c). Here the same kernels are called one by one, from Python, so it
-takes somewhat longer, and what Python costs between two kernels counts as the rest: scheduler, block tables, what the
-sampler does besides the kernel for the best token.
+Normally a step is a single call into C (kernels/forward.c). Here the same kernels are called one by one from Python, so
+it takes somewhat longer. Python's own time between two kernels counts as the rest, with the scheduler, the block
+tables, and what the sampler does besides the kernel for the best token.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 from bench.ablation import FAST, OPTIONS, make_engine, warm_up
 from bench.run import grid, script, source
 
-# The kernels' names -> what a reader calls them, in the order of the table.
+# The kernels' names -> their titles in the table, in its order.
 KERNELS = {
     "linear": "linear layers",
     "head": "logits",
@@ -37,7 +37,7 @@ c = FAST.part("kernels.c_kernel")
 
 
 class Clock:
-    """In the place of the kernels' library: a step calls them one by one, and the seconds of each are counted."""
+    """Takes the place of the kernels' library: a step calls the kernels one by one, and their seconds are summed."""
 
     def __init__(self, library):
         self.library, self.seconds = library, Counter()
@@ -82,7 +82,8 @@ class Clock:
 
 
 def keep_last(w, width: int, step) -> tuple:
-    """A step in the last layer, as `last_of` and `keep_last` of forward.c have it; and what has to stay alive."""
+    """(the step as the last layer computes it, only for tokens with logits; what has to stay alive for it). The same as
+    `last_of` and `keep_last` in forward.c."""
     last = (ctypes.c_int64 * step.num_logits).from_address(step.logits_indices)
     ends = (ctypes.c_int64 * (step.num_seqs + 1)).from_address(step.query_start_loc)
     starts = (ctypes.c_int64 * (step.num_seqs + 1))(*(sum(token < end for token in last) for end in ends))
@@ -96,7 +97,7 @@ def keep_last(w, width: int, step) -> tuple:
 
 
 def seconds_of(workload: str, dtype: str, model: str) -> dict[str, float]:
-    """Seconds of each kind of kernel, and of the rest, while the engine serves the workload."""
+    """Seconds in each kernel, and in the rest, while the engine serves the workload."""
     llm = make_engine(workload, dtype, model)
     prompts, params = warm_up(llm, workload)
     clock = llm.engine.runner.model.library = Clock(llm.engine.runner.model.library)

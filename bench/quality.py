@@ -5,23 +5,23 @@
     python -m bench.quality --draw bench/results/quality.json --histogram FILE.svg
     python -m bench.quality --draw bench/results/quality.json --speeds FILE.json --plot FILE.svg
 
-Held-out tales go through each engine, the logits of every position are kept, and compared with float32's: by how many
-bits per byte of text they predict it, how often the most likely token is the same one, and by the Kullback-Leibler
-divergence. Stages also write tales, which are checked as for the model's card; and openings are continued greedily, by
-all engines, until they first differ from float32.
+Held-out tales go through each engine, and the logits of every position are compared with float32's: the bits per byte
+of text, how often the most likely token is the same, and the Kullback-Leibler divergence. Stages also write tales,
+which are checked as for the model's card. And all engines continue openings greedily, until they first differ from
+float32.
 
-The stages' logits are the engine's own, as it makes them for `prompt_logprobs`. llama.cpp scores a tale in one batch,
-CTranslate2 too; OpenVINO token by token, for it reads its cache of 8 bits only in steps after the first. Its numbers in
-float32 are a peer's reference. llama.cpp's Q8_0 wants rows of a multiple of 32, and tinytales has 120: it gets a model
-whose features are repeated four times, which computes the same function (see `repeated`).
+The stages' logits are those that the engine computes for `prompt_logprobs`. llama.cpp and CTranslate2 score a tale in
+one batch. OpenVINO scores it token by token, because it reads its 8-bit cache only in steps after the first. A peer's
+reference is the same peer in float32. llama.cpp's Q8_0 needs rows of a multiple of 32 numbers, and tinytales' have 120,
+so llama.cpp gets a model with each feature four times, which computes the same function (see `repeated`).
 
-A second table takes int8 apart, in torch, on stage 1's modules: numbers are rounded there and multiplied as floats.
+A second table takes int8 apart, in torch, with stage 1's modules: there, numbers are rounded and multiplied as floats.
 
-What is done is written to the file after each part, so that a later failure does not lose it.
+Results are written to the file after each part, so that a later failure does not lose them.
 """
 
 # pyright: reportMissingImports=false
-# (Each peer is in its own environment, which has none of this project's packages.)
+# (Each peer has its own environment, without this project's packages.)
 
 import argparse
 import json
@@ -44,22 +44,26 @@ ROOT = Path(__file__).parent.parent
 TALES, SIMULATED, GREEDY, SAMPLES = 100, 50, 128, 200
 COPIES = 4  # of each feature, for llama.cpp
 
-Logits = Callable[[list[int]], np.ndarray]  # token ids [n] -> [n, vocab_size] float32, of what follows each of them
+Logits = Callable[[list[int]], np.ndarray]  # token ids [n] -> logits of the token after each, [n, vocab_size] float32
 
 
 # --- Comparing predictions --------------------------------------------------------------------------------------------
 
 
 def compare(engines: dict[str, Logits], tales: list[list[int]]) -> dict[str, dict]:
-    """Of each engine, over all tokens of the tales but the first of each: the `nats` of each tale (its negative
-    log-likelihood), the share of positions whose most likely token is the first engine's (`agreement`), and the mean
-    divergence of its distribution from the first engine's, in nats (`kl`)."""
+    """Compare all engines with the first one, over all tokens of the tales except the first token of each.
+
+    Returns:
+        For each engine: `nats`, the negative log-likelihood of each tale; `agreement`, the share of positions at which
+        its most likely token is the first engine's; and `kl`, the mean divergence of its distribution from the first
+        engine's, in nats.
+    """
     nats, same, divergence = ({name: [] for name in engines} for _ in range(3))
     for ids in tales:
         exact: Any = None
         for name, logits_of in engines.items():
             x = np.array(logits_of(ids[:-1]), dtype=np.float32)  # [n] -> [n, vocab_size]
-            x -= x.max(axis=-1, keepdims=True)  # now 0 is the most likely token's
+            x -= x.max(axis=-1, keepdims=True)  # now the most likely token has 0
             powers = np.exp(x)
             total = powers.sum(axis=-1, keepdims=True)  # [n, vocab_size] -> [n, 1]
             if exact is None:
@@ -81,9 +85,9 @@ def compare(engines: dict[str, Logits], tales: list[list[int]]) -> dict[str, dic
 
 
 def per_byte(own: dict, exact: dict, sizes: list[int]) -> dict:
-    """Bits per byte of text, how many more than float32's, and the standard error of that, by tales.
+    """Bits per byte of text, how many more that is than in float32, and the standard error of the latter over tales.
 
-    sizes: bytes of each tale.
+    sizes: the bytes of each tale.
     """
     bits = np.array(own["nats"]) / math.log(2)
     more, total = bits - np.array(exact["nats"]) / math.log(2), sum(sizes)
@@ -93,8 +97,8 @@ def per_byte(own: dict, exact: dict, sizes: list[int]) -> dict:
 
 
 def divergence(tokens: list[list[int]], exact: list[list[int]]) -> dict:
-    """Greedy outputs against float32's: the median number of tokens before the first difference (None: most outputs
-    have none), and the share of outputs without one."""
+    """Greedy outputs against float32's: the median number of tokens before the first difference (None if most outputs
+    have no difference), and the share of outputs without a difference."""
     pairs = [list(zip(a, b, strict=True)) for a, b in zip(tokens, exact, strict=True)]
     before = [next((i for i, (a, b) in enumerate(pair) if a != b), math.inf) for pair in pairs]
     median = statistics.median_low(before)
@@ -108,7 +112,7 @@ def divergence(tokens: list[list[int]], exact: list[list[int]]) -> dict:
 
 
 def stage_logits(**options: Any) -> Logits:
-    """Of stage 8's engine, as it computes them for `prompt_logprobs`."""
+    """Logits from stage 8's engine, as it computes them for `prompt_logprobs`."""
     from tools.engines import Stage
 
     stage = Stage(8)
@@ -126,7 +130,7 @@ def stage_logits(**options: Any) -> Logits:
 
     def logits_of(ids: list[int]) -> np.ndarray:
         kept.clear()
-        llm.generate([[*ids, 0]], params)  # it scores each token but the first
+        llm.generate([[*ids, 0]], params)  # each token but the first is scored
         return np.concatenate(kept)
 
     return logits_of
@@ -188,8 +192,8 @@ def ctranslate2_logits(job: dict, weights: str | None) -> Logits:
     return lambda ids: np.array(generator.forward_batch([[texts[token] for token in ids]]))[0]
 
 
-# Of each peer: who gives its logits, the name of its int8 in bench/peers.py and there, and the types that the rest of
-# its numbers have.
+# For each peer: the function that gives its logits, the name of its int8 variant in bench/peers.py, its own name for
+# int8 weights, and the types that its other numbers can have.
 PEER_LOGITS = {
     "llama-cpp": (llama_cpp_logits, "llama-cpp-q8", "q8_0", ("float32",)),
     "openvino": (openvino_logits, "openvino-int8", "int8", ("float32", "bfloat16")),
@@ -198,7 +202,7 @@ PEER_LOGITS = {
 
 
 def run_peer(name: str, job: dict) -> dict:
-    """In the peer's environment: `compare` for its float32 and its int8."""
+    """`compare` a peer's int8 with its float32. Runs in the peer's environment."""
     logits, int8, weights, dtypes = PEER_LOGITS[name]
     engines = {f"{name} float32": logits({**job, "dtype": "float32"}, None)}
     engines |= {f"{int8} {dtype}": logits({**job, "dtype": dtype}, weights) for dtype in dtypes}
@@ -209,10 +213,11 @@ def run_peer(name: str, job: dict) -> dict:
 
 
 def repeated(tensors: dict[str, Any], n_head: int, copies: int) -> dict[str, Any]:
-    """The weights of a model whose features and heads are repeated: the same function, because means,
-    variances and so the norms stay, and what sums over features is divided by `copies`, a power of two. It works as in
-    bench/wide.py, but 24 features are next to their copies, so each group of 32 has the same largest number as these
-    24, all copies are rounded alike, and rounding costs what it would with groups of 24."""
+    """The weights of a model whose features and heads are repeated. It computes the same function, because means and
+    variances, and so the norms, stay the same, and weights that sum over features are divided by `copies`, a power of
+    two. It works as in bench/wide.py, but the 24 features of a head stay next to their copies. So each group of 32 has
+    the same largest number as these 24, all copies are rounded alike, and rounding costs what it would with groups of
+    24."""
     import torch
 
     size = tensors["transformer.wte.weight"].shape[1] if "transformer.wte.weight" in tensors else None
@@ -220,7 +225,7 @@ def repeated(tensors: dict[str, Any], n_head: int, copies: int) -> dict[str, Any
     which = torch.arange(size).view(n_head, -1).repeat_interleave(copies, 0).flatten()
 
     def repeat(name: str, x: Any) -> Any:
-        if "mlp.c_fc" in name:  # [in, out], as all matrices
+        if "mlp.c_fc" in name:  # [in, out], like all matrices
             return x[which] / copies if x.dim() == 2 else x
         if "mlp.c_proj" in name:
             return x[..., which]
@@ -235,7 +240,7 @@ def repeated(tensors: dict[str, Any], n_head: int, copies: int) -> dict[str, Any
 
 
 def write_checkpoint(directory: Path, copies: int) -> Path:
-    """tinytales in float32, each feature `copies` times."""
+    """Write tinytales in float32, with each feature `copies` times."""
     from safetensors.torch import load_file, save_file
 
     from tools.engines import TINYTALES
@@ -276,8 +281,11 @@ ABLATION = (
 
 
 def rounded(x: Any, scales: str | int | None) -> Any:
-    """A tensor as int8 would have it, in floats; a scale for all of it ("tensor"), for each row ("channel"), or for so
-    many numbers of a row. [..., n] -> [..., n]"""
+    """A tensor rounded to what int8 can represent, still in floats. [..., n] -> [..., n]
+
+    scales: one for the whole tensor ("tensor"), one for each row ("channel"), or one for each group of that many
+        numbers in a row.
+    """
     import torch.nn.functional as F
 
     if scales is None:
@@ -293,7 +301,7 @@ def rounded(x: Any, scales: str | int | None) -> Any:
 
 
 class Simulation:
-    """Stage 1's GPT-2 with numbers rounded before each product. Which numbers, its caller says by `setting`."""
+    """Stage 1's GPT-2, with numbers rounded before each product. `set` says which ones."""
 
     def __init__(self):
         from stage01_single import LLM
@@ -306,7 +314,7 @@ class Simulation:
                 module.register_forward_pre_hook(lambda _, inputs, name=name: self.before(name, inputs))
         self.original = {name: module.weight.data for name, module in self.linears.items()}
         self.original["wte"] = self.model.wte.weight.data
-        self.largest: dict[str, Any] = {}  # of each matrix, its input's largest number in each column; if wanted
+        self.largest: dict[str, Any] = {}  # matrix -> the largest number in each column of its input, while watching
         self.watching = False
         self.set(None, None, frozenset())
 
@@ -340,7 +348,7 @@ class Simulation:
             return F.linear(x, self.model.wte.weight).numpy()
 
     def outliers(self, tales: list[list[int]]) -> list[dict]:
-        """Of each matrix, the largest numbers of the columns of its input."""
+        """For each matrix, how large the numbers in the columns of its input are."""
         self.set(None, None, frozenset())
         self.watching = True
         for ids in tales:
@@ -362,7 +370,7 @@ class Simulation:
 
 
 def held_out(count: int) -> tuple[list[list[int]], list[int]]:
-    """(tokens of `count` held-out tales, each from the end token before it to its own; bytes of their texts)"""
+    """(the tokens of `count` held-out tales, each from the end token before it to its own; the bytes of their texts)"""
     sys.path.insert(0, str(ROOT / "models" / "training"))
     from train_tinytales import HELD_OUT, MODEL, Tale, Tokenizer, tale_tokens
 
@@ -371,7 +379,7 @@ def held_out(count: int) -> tuple[list[list[int]], list[int]]:
     return tales, [len(Tale(seed).text.encode()) for seed in HELD_OUT[:count]]
 
 
-# As they are, these have the bits of stage 7.
+# With weights as they are, these have the same bits as stage 7.
 STAGE_ROWS = {
     f"stage 8 {weights} {dtype}": {"dtype": dtype, "weights": weights}
     for weights in ("as-is", "int8")
@@ -394,7 +402,7 @@ def kept_casts(options: dict, count: int) -> int:
 
 
 def greedy(engine: str, job: dict, folder: Path, **options: Any) -> list[list[int]]:
-    """What an engine of bench/engines.py makes of the job's openings."""
+    """How an engine of bench/engines.py continues the job's openings."""
     from bench.throughput import run_in_fresh_process
     from bench.workloads import SAMPLING
 
@@ -407,13 +415,13 @@ def greedy(engine: str, job: dict, folder: Path, **options: Any) -> list[list[in
 
 
 def compared_rows(compared: dict[str, dict], sizes: list[int]) -> list[dict]:
-    """A row for each engine; what `compare` says against the first."""
+    """A row for each engine, with what `compare` says of it."""
     of, exact = next(iter(compared.items()))
     return [{"engine": name, "of": of, **own, **per_byte(own, exact, sizes)} for name, own in compared.items()]
 
 
 def stage_part(job: dict, sizes: list[int], folder: Path, samples: int) -> Iterator[dict]:
-    """The rows of the stages: all of them as soon as their logits are compared, and each again with the rest."""
+    """The rows of the stages: all of them as soon as their logits are compared, then each again, complete."""
     from tools.engines import Stage
 
     compared = compare({name: stage_logits(**options) for name, options in STAGE_ROWS.items()}, job["tales"])
@@ -426,7 +434,7 @@ def stage_part(job: dict, sizes: list[int], folder: Path, samples: int) -> Itera
 
 
 def peer_part(name: str, job: dict, sizes: list[int], folder: Path) -> Iterator[dict]:
-    """The rows of a peer, in the same way. Raises Failure with its last words."""
+    """The rows of a peer, in the same way. Raises Failure with its last line of output."""
     from bench.peers import PEERS
 
     python = PEERS[name].python
@@ -473,7 +481,7 @@ def without_tales(row: dict) -> dict:
 
 
 def table(result: dict) -> str:
-    """What each engine's numbers cost, what each part of int8 costs, and what they are of."""
+    """What each engine's number formats cost, and what each part of int8 costs, with captions."""
     return "\n\n".join(part for part in (engines_table(result), ablation_table(result)) if part)
 
 
@@ -504,7 +512,7 @@ def engines_table(result: dict) -> str:
 
 
 def row_cells(row: dict, exact: bool) -> list[str]:
-    """What both tables say of a row; exact: it is the one that the others are compared with."""
+    """The cells that both tables have. exact: this row is the one that the others are compared with."""
     more = f"{row['more']:+.5f} ± {row['more_error']:.5f}"
     return [
         f"{row['bits_per_byte']:.5f}",
@@ -532,7 +540,7 @@ def ablation_table(result: dict) -> str:
 
 
 def worst_channel(weights: dict[str, Any]) -> tuple[str, int]:
-    """The matrix and the channel whose numbers are smallest relative to the largest of the whole matrix."""
+    """The matrix and the channel whose numbers are the smallest, relative to the largest of the whole matrix."""
 
     def spread(name: str) -> tuple[float, int]:
         largest = weights[name].abs().amax(dim=1)  # [out, in] -> [out]
@@ -544,8 +552,9 @@ def worst_channel(weights: dict[str, Any]) -> tuple[str, int]:
 
 
 def draw_histogram() -> Any:
-    """The weights of one output channel, with the integer grids of the whole matrix's scale and of its own."""
-    from bench.plots import BLUE, GREY, INK, ORANGE, Picture, large
+    """A histogram of one output channel's weights, above the values that int8 can represent: with one scale for the
+    whole matrix, and with a scale for this channel."""
+    from bench.plots import BLUE, GRAY, INK, ORANGE, Picture, large
 
     original = Simulation().original
     name, channel = worst_channel({name: weight for name, weight in original.items() if name.endswith("mlp.c_proj")})
@@ -567,7 +576,7 @@ def draw_histogram() -> Any:
             levels = np.arange(-127, 128) * unit
             levels = levels[abs(levels) <= edges[-1] * 1.0001]
             error = float(np.sqrt(np.mean((np.round(numbers / unit) * unit - numbers) ** 2)))
-            axes.hist(numbers, edges, color=GREY, edgecolor=INK, linewidth=0.3)
+            axes.hist(numbers, edges, color=GRAY, edgecolor=INK, linewidth=0.3)
             low = -0.25 * axes.get_ylim()[1]
             axes.vlines(levels, low, 0, color=color, linewidth=1 if len(levels) < 100 else 0.6)
             axes.axhline(0, color=INK, linewidth=0.8)
@@ -583,7 +592,7 @@ def draw_histogram() -> Any:
 
 
 def draw_speeds(result: dict, *speeds: dict) -> Any:
-    """What each engine costs in bits per byte, with its standard error, over its tokens per second."""
+    """What each engine costs in bits per byte, with the standard error, against its tokens per second."""
     from bench.plots import BLUE, GREEN, INK, ORANGE, PURPLE, SMALL, Picture, large
 
     colors = {"stage": BLUE, "llama-cpp": ORANGE, "openvino": GREEN, "ctranslate2": PURPLE}
@@ -595,7 +604,7 @@ def draw_speeds(result: dict, *speeds: dict) -> Any:
             engine, dtype, int8 = row["engine"], speed["dtype"], bool(row.get("int8"))
             name = f"stage {int(engine[5:7])}" if engine.startswith("stage") else engine
             if name != engine:
-                engine = f"stage 8 {'int8' if int8 else 'as-is'}"  # as it is, stage 7 has the same bits
+                engine = f"stage 8 {'int8' if int8 else 'as-is'}"  # stage 7 has the bits of as-is
             own = costs.get(f"{engine} {dtype}") or costs.get(f"{engine} float32" if int8 else "")
             if own:
                 points.append((name, dtype, int8, row["tokens_per_second"], own))
@@ -674,7 +683,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict]:
                     yield result
                 if part in PEERS:
                     result["versions"] |= versions_of(PEERS[part].python, PEERS[part].reported)
-            except Exception as error:  # the other parts are worth having
+            except Exception as error:  # keep the other parts
                 traceback.print_exc()
                 result["missing"][part] = f"{type(error).__name__}: {error}"[:300]
             yield result
@@ -700,7 +709,7 @@ measure_all = script(measure, table, options=OPTIONS)
 
 
 def draw(argv: list[str]) -> int:
-    """Print and draw what was measured."""
+    """Print and draw a result."""
     parser = argparse.ArgumentParser(prog="python -m bench.quality", description=draw.__doc__)
     parser.add_argument("--draw", type=Path, metavar="FILE", required=True, help="a result")
     parser.add_argument("--speeds", type=Path, nargs="*", default=[], metavar="FILE", help="of bench.throughput")

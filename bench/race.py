@@ -1,16 +1,16 @@
-"""A result of the benchmark as a race: a row for each engine, and in it a cell for each request, which lights up when
-the request's first token comes, in real time.
+"""A result of the benchmark as a race: a row for each engine, with a cell for each request that lights up when the
+request's first token comes, in real time.
 
-`python -m bench.report --write` draws it next to a result whose table a page shows together with the picture: an SVG
-file that needs no script. It plays twice, and then shows how far each engine was after a second. Where people want no
-motion, it shows that from the start.
+It is an SVG file that needs no script. `python -m bench.report --write` draws it next to the file of a result, if a
+page shows both the result's table and the picture. It plays twice, and then shows how far each engine was after a
+second. Readers who want no motion see that from the start.
 """
 
 import statistics
 
 from stagewise.stages import IDEAS
 
-LEFT, TOP, ROW, BAR, WIDTH = 176, 50, 33, 20, 480  # pixels; WIDTH: of a row's cells, all together
+LEFT, TOP, ROW, BAR, WIDTH = 176, 50, 33, 20, 480  # pixels; WIDTH: of all cells in a row together
 PAUSE = 4.0  # seconds, after the last engine has ended
 AT_REST = 1.0  # seconds after the start: the state that is shown when nothing moves
 
@@ -38,7 +38,8 @@ def race(result: dict) -> list[tuple[str, list[float], float]]:
 
 
 def row(number: int, name: str, first_tokens: list[float], end: float, seconds: float) -> tuple[str, str]:
-    """(shapes, style) of an engine. The cover of its cells moves to the right, a cell at a time. seconds: of a play."""
+    """(shapes, style) of an engine. The cover of its cells moves to the right, a cell at a time. seconds: how long the
+    race plays."""
     y, cell = TOP + number * ROW, WIDTH / len(first_tokens)
     stops = {f"{100 * at / seconds:.2f}%": count for count, at in enumerate(first_tokens, 1)}  # the last one counts
     moves = "".join(f"{at}{{transform:translateX({count * cell:g}px)}}" for at, count in stops.items())

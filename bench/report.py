@@ -3,12 +3,12 @@
     python -m bench.report bench/results/ladder.json      # print a result's tables
     python -m bench.report --write                        # put them into the READMEs and draw their pictures
 
-A README, or another page in the root, a folder there or a package of stagewise, names its results in a comment,
-`<!-- throughput: bench/results/ladder.json speed work -->`, with the tables that it wants; what stands between that
-line and `<!-- end -->` is written here. The pictures of results, PICTURES, and the race are drawn again, too.
-`<!-- comparison: FILE FILE … -->` is several results in one table, and `<!-- company: FILE -->` is one of `--company`
-with several values. Any other word, such as `<!-- linear: FILE -->`, is the command of this package that measured it:
-its `table`.
+A README (or another page in the root, in a folder of the root, or in a package of stagewise) names a result and the
+tables that it wants in a comment, `<!-- throughput: bench/results/ladder.json speed work -->`. `--write` fills in
+everything between that line and `<!-- end -->`. It also redraws the pictures of results (PICTURES) and the race.
+`<!-- comparison: FILE FILE … -->` puts several results into one table, and `<!-- company: FILE -->` shows a result of
+`--company` with several values. Any other word, as in `<!-- linear: FILE -->`, names the module of this package that
+measured the result and whose `table` shows it.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from stagewise.console import reason
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench/results"
-# Of each picture in the READMEs: the module here and its function that draw it, and the results of which.
+# Each picture in the READMEs: the module and function of this package that draw it, and the results that it shows.
 PICTURES = {
     "tail": "plots ladder tail",
     "mixed": "plots ladder mixed",
@@ -48,10 +48,10 @@ def summarize(
     least_seconds: float | None,
     int8_least_seconds: float | None = None,
 ) -> dict:
-    """`runs`, with the latencies that follow from the times of the tokens, and `summary`, each engine's medians.
+    """`runs`, with the latencies computed from the tokens' times, and `summary`, each engine's medians.
 
-    A ratio is to the stage before in the same run; a peer's is to the last stage. With several companies an engine has
-    a row for each of them, and ratios are to engines under the same load. The limit is another one for weights in int8.
+    A stage's ratio is to the stage before it; a peer's is to the last stage. With several companies an engine has a row
+    for each of them, and ratios are to engines under the same load. For int8 weights there is a separate limit.
     """
     runs = [digest(run, arrivals) for run in runs]
     summary = []
@@ -72,7 +72,7 @@ def summarize(
 
 
 def digest(run: dict, arrivals: list[float] | None) -> dict:
-    """A run without its tokens and their times: what follows from them instead; `ttft` is of each request."""
+    """A run with figures computed from its tokens and their times, instead of these. `ttft` lists every request's."""
     kept = {name: value for name, value in run.items() if name not in ("token_ids", "times", "machine")}
     kept["output_tokens"] = sum(map(len, run["token_ids"]))
     kept["tokens_per_second"] = kept["output_tokens"] / run["seconds"]
@@ -133,7 +133,7 @@ TABLES = {
 }
 
 
-# Where a stage loses, or gains nothing against the one before, and the committed result that shows it.
+# When a stage is slower or no faster than the one before, and the committed result that shows it.
 LOSES = {
     "stage01_single": ("outputs are long: every token computes the whole sequence", None),
     "stage02_static_batch": ("a few long outputs keep their batches full of padding", "tail"),
@@ -147,7 +147,7 @@ LOSES = {
 
 
 def where_it_loses(row: dict) -> str | None:
-    """In words, with what the engine reached there against the stage before."""
+    """When the engine is no faster than the stage before, in words, with its ratio from the result that shows it."""
     words, name = LOSES.get(row["engine"], (None, None))
     if name is None:
         return words
@@ -166,7 +166,7 @@ TABLES["ladder"] = {
 
 
 def table(result: dict, name: str) -> str:
-    """One of the tables in Markdown; columns that say nothing are left out."""
+    """One of the tables in Markdown; columns without information are left out."""
     cells = {
         title: [column(row) for row in result["summary"]]
         for title, column in TABLES[name].items()
@@ -185,7 +185,7 @@ def table(result: dict, name: str) -> str:
 
 
 def caption(result: dict) -> str:
-    """What the numbers are of: requests, model, machine, and the command that makes them."""
+    """What the numbers describe: the requests, the model, the machine, and the command that measures them."""
     machine, what = result["machine"], "1 request" if result["requests"] == 1 else f"{result['requests']} requests"
     sentences = [
         f"Workload {result['workload']}: {what}, at most {result['max_num_seqs']} at once",
@@ -217,7 +217,7 @@ def caption(result: dict) -> str:
 
 
 def seconds_of(result: dict) -> list[list[float]]:
-    """The seconds of each engine's runs, for each background load."""
+    """The seconds of the runs, a list for each engine under each background load."""
     seconds: dict[tuple, list[float]] = {}
     for run in result["runs"]:
         seconds.setdefault((run["engine"], run.get("company")), []).append(run["seconds"])
@@ -235,10 +235,10 @@ def sampled(result: dict) -> str:
 
 
 def tables(result: dict, names: tuple[str, ...] = ("speed", "work")) -> str:
-    """The tables, one after another, and what they are of."""
+    """The tables, one after another, and a caption."""
     if isinstance(result.get("company"), list):
         return company_table(result)
-    if not result["summary"]:  # nothing was done within --limit
+    if not result["summary"]:  # nothing finished within --limit
         names = ("speed",)
     return "\n\n".join([*(table(result, name) for name in names), caption(result)])
 
@@ -251,7 +251,7 @@ def with_company(company: str) -> str:
 
 
 def company_table(result: dict) -> str:
-    """The engines, a row each, under each background load: tok/s, and how many times slower that is than alone."""
+    """A row for each engine: its tok/s under each background load, and how many times slower that is than alone."""
     rows = {(row["engine"], row["company"]): row for row in result["summary"]}
     over = [(one["engine"], one["company"]) for one in result["over"]]
     engines = dict.fromkeys(engine for engine, _ in [*rows, *over])
@@ -275,8 +275,8 @@ def company_table(result: dict) -> str:
 
 
 def comparison(results: list[dict]) -> str:
-    """Several results in one table, a row each: every engine's tok/s, the last stage against the best other (of the
-    medians; the least and the most of a round), and its share of the limit."""
+    """Several results in one table, a row each: every engine's tok/s, the last stage against the best other engine (the
+    ratio of their medians, and the lowest and highest ratio of a round), and the last stage's share of the limit."""
     engines = list(dict.fromkeys(row["engine"] for result in results for row in result["summary"]))
     engines.sort(key=lambda engine: not engine.startswith("stage"))  # peers after the stages
     last = [engine for engine in engines if engine.startswith("stage")][-1]
@@ -318,7 +318,7 @@ def comparison(results: list[dict]) -> str:
 
 
 def read_result_text(path: str) -> str:
-    """A committed result that a README names. Raises ValueError if there is none."""
+    """A committed result that a README names. Raises ValueError if it can't be read."""
     try:
         return (ROOT / path).read_text(encoding="utf-8")
     except OSError as error:
@@ -326,7 +326,7 @@ def read_result_text(path: str) -> str:
 
 
 def with_tables(readme: str) -> str:
-    """A README with the tables that it asks for, as the results have them."""
+    """A README with the tables that it names filled in from the results."""
 
     def fill(match: re.Match) -> str:
         begin, kind, paths, names, end = match.groups()
@@ -350,14 +350,14 @@ def readmes() -> list[Path]:
 
 
 def picture(name: str) -> plots.Picture:
-    """A picture of committed results that a README shows."""
+    """One of PICTURES, drawn from the committed results."""
     module, function, *results = PICTURES[name].split()
     read = (json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8")) for result in results)
     return getattr(importlib.import_module(f"bench.{module}"), function)(*read)
 
 
 def write_readmes() -> None:
-    """Renew the tables and pictures of all READMEs."""
+    """Update the tables and pictures of all READMEs."""
     for readme in readmes():
         text = with_tables(readme.read_text(encoding="utf-8"))
         readme.write_text(text, encoding="utf-8")
@@ -373,7 +373,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path, nargs="?", help="a file that python -m bench.throughput --json wrote")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison")
-    parser.add_argument("--write", action="store_true", help="renew the tables and pictures of the READMEs")
+    parser.add_argument("--write", action="store_true", help="update the tables and pictures of the READMEs")
     args = parser.parse_args(argv)
     if args.write == (args.result is not None):
         parser.error("give either a result or --write")
@@ -385,7 +385,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         result = read_result(args.result)
         if args.plot and isinstance(result.get("company"), list):
-            raise ValueError(f"{args.result} has several companies: there is no picture of these")
+            raise ValueError(f"{args.result} has several companies, of which there is no picture")
         check_outputs({"--plot": args.plot}, {"the result": args.result})
     except (OSError, ValueError) as error:
         print(f"report: {reason(error)}", file=sys.stderr)
@@ -397,13 +397,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_result(path: Path) -> dict:
-    """What bench.throughput wrote. Raises ValueError if it is something else."""
+    """A result that bench.throughput wrote. Raises ValueError for any other file."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if not isinstance(result, dict) or not {"summary", "workload", "machine"} <= result.keys():
-        raise ValueError(f"{path} is no result of python -m bench.throughput --json")
+        raise ValueError(f"{path} is not a result of python -m bench.throughput --json")
     return result
 
 

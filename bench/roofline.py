@@ -3,14 +3,14 @@
     python -m bench.roofline                                       # gpt2's sizes with random weights
     python -m bench.roofline --model tinytales --dtype bfloat16
 
-Two numbers limit an engine: how many bytes a second come from memory, and how many floating point operations a second
-the cores do. A decode step reads every weight once, whatever the size of the batch, and each row's keys and values; it
+Two numbers limit an engine: how many bytes come from memory per second, and how many floating point operations the
+cores do per second. A decode step reads every weight once, whatever the batch size, and each row's keys and values; it
 does two operations per weight and row. So a step takes at least
 
     max(bytes / bandwidth, operations / rate)
 
-and a larger batch is free until the second term is larger than the first. The tool measures both numbers with torch,
-prints the limit for batches of 1 to 64, and next to it what stage 3 reaches: the median of its decode steps.
+and a larger batch is free until the second term exceeds the first. The tool measures both numbers with torch, and
+prints the limit for batches of 1 to 64, next to what stage 3 reaches: the median of its decode steps.
 """
 
 import argparse

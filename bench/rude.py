@@ -1,13 +1,14 @@
-"""One rude client, and how long another one waits for its tokens because of it.
+"""How much longer a good client waits for its tokens because of a rude one.
 
     python -m bench.rude --json bench/results/rude.json       # some seven minutes
     python -m bench.rude --seconds 4 --rounds 1 --kinds completions,bodies
 
-A good client asks for 8 tokens again and again, next to a rude client, and next to a polite one that has as many tokens
-made: it keeps as many single streams open as the rude one gets places in the batch, or does nothing where the rude one
-gets no tokens; instead of giving up, or searching with beams, it asks for as many prompts, and one token each.
-Both take turns, on one server of stage 6 with GPT-2's sizes and random weights. The table says the median and the p99
-of the good client's waits for a first token (TTFT) and between two (ITL), next to either, and the ratios of the p99.
+A good client repeatedly asks for 8 tokens, next to a rude client, and next to a polite one that causes as much work.
+The polite client keeps as many single streams open as the rude one gets rows in the batch, or does nothing if the rude
+one gets no tokens. Where the rude one gives requests up or searches with beams, the polite one sends as many prompts
+and asks for one token each. Both take turns, on one server of stage 6 with GPT-2's sizes and random weights. The table
+shows the median and the p99 of the good client's waits for a first token (TTFT) and between two tokens (ITL), next to
+either client, and the ratios of the p99.
 """
 
 import argparse
@@ -27,8 +28,8 @@ from bench.run import Failure, command, grid, script
 from tools.server import server
 
 NAME, PLACES = "served", 8
-TOKENS, LONGEST = 8, 1000  # of the good client's requests, and of the others'
-MOST = 128  # completions of a request
+TOKENS, LONGEST = 8, 1000  # max_tokens of the good client's requests, and of the others'
+MOST = 128  # completions in a request
 HEADERS = {"Content-Type": "application/json"}
 HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -36,7 +37,7 @@ HEAD = (
 
 
 def packed(**fields) -> bytes:
-    """A request, whole."""
+    """A complete HTTP request."""
     body = json.dumps({"model": NAME, "ignore_eos": True, **fields}).encode()
     return HEAD % len(body) + body
 
@@ -52,7 +53,7 @@ def read_until_closed(one: socket.socket) -> None:
 
 
 def again_and_again(port: int, number: int, request: bytes) -> None:
-    """So many connections, each with one such request after the other; all that comes is read."""
+    """Send this request over and over from `number` clients at once; they read each answer to its end."""
 
     def run() -> None:
         while True:
@@ -77,7 +78,7 @@ def streams(port: int, number: int = PLACES - 1) -> None:
 
 
 def prompts_alone(port: int) -> None:
-    """Requests for 64 tokens, one of which is needed: how much is computed of abandoned requests."""
+    """Prompts of 64 tokens with one token out: about what the server computes of abandoned requests."""
     again_and_again(port, PLACES - 1, packed(prompt=list(range(64)), max_tokens=1, stream=True))
 
 
@@ -105,7 +106,7 @@ def token_ids(port: int) -> None:
 
 
 def large_bodies(port: int) -> None:
-    """Each 8 MB, and 1 MB of lists and of text, all of them refused in the end."""
+    """Bodies of 8 MB, and of 1 MB of lists or of text, all of which are refused in the end."""
     large = [b" " * 2**23, b'{"prompt": [' + b"[1]," * 250_000 + b"[1]]}", b'{"prompt": "' + b"a " * 500_000 + b'"}']
     together(*(lambda body=body: again_and_again(port, 1, HEAD % len(body) + body) for body in (large * 3)[:8]))
 
@@ -117,7 +118,7 @@ def chunks(port: int) -> None:
 
 
 def forms(port: int) -> None:
-    """Each another one, which takes too long to compile."""
+    """JSON Schemas, each a new one, that take too long to compile."""
 
     def run(first: int) -> None:
         for i in range(first, first + 10**6):
@@ -134,14 +135,14 @@ def beams(port: int) -> None:
 
 
 def words(port: int) -> None:
-    """Thirty times as many tokens to cut as a body of 64 kB holds."""
+    """Thirty texts of 60 kB to tokenize at a time."""
     text = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz     ", k=60_000))
     body = json.dumps({"prompt": text}).encode()
     again_and_again(port, 30, HEAD.replace(b"/v1/completions", b"/tokenize") % len(body) + body)
 
 
 def aborts(port: int) -> None:
-    """A request that is given up when its answer begins, again and again."""
+    """Requests that are given up as soon as their answers begin."""
     request = packed(prompt=list(range(64)), n=PLACES - 1, max_tokens=LONGEST, stream=True)
     while True:
         with connect(port) as one:
@@ -149,7 +150,7 @@ def aborts(port: int) -> None:
             one.recv(1000)
 
 
-# Its name, the rude client, and the polite client that is measured next to it.
+# name -> (what the rude client does, the rude client, the polite client that it is compared with)
 KINDS: dict[str, tuple[str, Callable, Callable]] = {
     "completions": ("2 requests for 128 completions of 1,000 tokens", completions, streams),
     "prompts": ("2 requests of 128 prompts, 1,000 tokens each", prompts, streams),
@@ -165,7 +166,7 @@ KINDS: dict[str, tuple[str, Callable, Callable]] = {
 
 
 def waits(port: int, seconds: float, seed: int) -> dict[str, list[float]]:
-    """A good client's waits, in milliseconds: for first tokens, and between tokens."""
+    """The good client's waits, in milliseconds: for first tokens, and between tokens."""
     rng, until = random.Random(seed), time.monotonic() + seconds
     found: dict[str, list[float]] = {"ttft": [], "itl": []}
     while time.monotonic() < until:
@@ -201,7 +202,7 @@ def begin(client: Callable, port: int, begun: Any) -> None:
 
 
 def waits_next_to(client: Callable, port: int, seconds: float, seed: int) -> dict[str, list[float]]:
-    """The polite client's waits next to this rude one, a separate process that started two seconds earlier."""
+    """The good client's waits next to another client, which is a separate process that started two seconds earlier."""
     context = multiprocessing.get_context("spawn")
     begun = context.Event()
     process = context.Process(target=begin, args=(client, port, begun), daemon=True)
@@ -217,7 +218,7 @@ def waits_next_to(client: Callable, port: int, seconds: float, seed: int) -> dic
     finally:
         process.kill()
         process.join()
-        time.sleep(1)  # until what it asked for is aborted
+        time.sleep(1)  # so that its requests are aborted
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict]:

@@ -1,16 +1,17 @@
-"""The runner of all measurements: options, rounds in turn, the machine, the command, the file and the table.
+"""What all measurements share: options, alternating rounds, a record of the machine and the command, the JSON file and
+the table.
 
-A script says what it measures and how that looks:
+A script defines what it measures and how that is shown:
 
-    def measure(args) -> dict                   # or a generator that yields the result so far, again and again
+    def measure(args) -> dict                   # or a generator that yields the result so far, repeatedly
     def table(result) -> str                    # Markdown, with `source(result)` at its end
 
     main = script(measure, table, rounds=3)
 
-Timed figures stand under "rounds", at any depth: a list for each, with a number for each round. Tables show medians.
-If rounds are more than a tenth apart, other programs used the machine, and the runner says so.
+Timed figures are in a result under "rounds", at any depth: a list for each figure, with a number for each round. Tables
+show medians. If rounds differ by more than a tenth, other programs used the machine, and the runner says so.
 
-Nothing but the standard library is imported here: other engines' environments have no more.
+Only the standard library is imported here, since other engines' environments may have nothing else.
 """
 
 import argparse
@@ -25,15 +26,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-CLOSE = 0.1  # how far rounds may be apart
+CLOSE = 0.1  # how far apart rounds may be
 
 
 class Failure(Exception):
-    """Something could not be measured, and this says why in a line."""
+    """Something could not be measured; the message says why, in one line."""
 
 
 def in_turn(cases: dict[Any, Callable[[], Any]], rounds: int, warm_up: bool = True) -> dict[Any, list[Any]]:
-    """What each case returns in each round; every other round goes backwards. The first, to warm up, does not count."""
+    """What each case returns in each round. Every other round runs the cases in reverse; a first round to warm up does
+    not count."""
     found: dict[Any, list[float]] = {name: [] for name in cases}
     for number in range(-warm_up, rounds):
         for name in list(cases)[:: -1 if number % 2 else 1]:
@@ -53,13 +55,13 @@ def figures(found: Any, inside: bool = False) -> Iterator[list[float]]:
 
 
 def apart(figures: Iterable[list[float]]) -> float | None:
-    """How far the rounds of a figure are apart, at most: 0.1 if the largest is a tenth more than the smallest. None if
+    """How far apart the rounds of a figure are, at most: 0.1 if the largest is a tenth more than the smallest. None if
     no figure has several rounds."""
     return max((max(own) / min(own) - 1 for own in figures if len(own) > 1 and min(own) > 0), default=None)
 
 
 def in_rounds(figures: Iterable[list[float]], spread: bool = True) -> str:
-    """For a caption: how many rounds there were, and (if its table does not) how far they were apart."""
+    """For a caption: how many rounds there were and, if the table does not show it, how far apart they were."""
     figures = list(figures)
     number = max(map(len, figures), default=1)
     within = f", within {apart(figures) or 0:.0%}" if spread else ""
@@ -79,8 +81,8 @@ def grid(titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[
 
 
 def source(result: dict, spread: bool = True) -> str:
-    """The end of a caption: the machine, the rounds if there were several, and the command. spread: False for a table
-    that shows it itself."""
+    """The end of a caption: the machine, the rounds if there were several, and the command. spread: False if the table
+    itself shows how far apart the rounds were."""
     machine, measured = result["machine"], list(figures(result))
     threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
     rounds = f"; {in_rounds(measured, spread)}" if measured else ""
@@ -89,12 +91,12 @@ def source(result: dict, spread: bool = True) -> str:
 
 
 def is_busy(machine: dict) -> bool:
-    """Whether others used the machine: more was ready to run than its cores and this program's threads take."""
+    """Whether other programs used the machine: the load was more than its cores and this program's threads explain."""
     return (machine.get("load") or 0) > machine["cores"] + machine["threads"]
 
 
 def command(result: dict) -> str:
-    """How to measure it again; which file it was written to does not matter."""
+    """The command that measures it again, without the files that it wrote."""
     return re.sub(r" --(json|plot) \S+", "", result["command"])
 
 
@@ -117,7 +119,7 @@ def script(
     """The `main` of a script.
 
     Args:
-        rounds: how many there are by default, if any.
+        rounds: the default number of rounds; None if there are none.
         options: flag -> its arguments for argparse.
         plot: draws a result; None if there is nothing to draw.
         figures: the rounds of each figure of a result.
@@ -161,13 +163,13 @@ def script(
         except KeyboardInterrupt:
             print(f"{name}: interrupted", file=sys.stderr)
             status = 130
-        except Exception:  # a mistake of the script's: it has to be found
+        except Exception:  # a bug in the script: show where
             traceback.print_exc()
             status = 1
         if hasattr(sys.stdout, "reconfigure"):  # a terminal may have no ×
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
         if result:
-            result = json.loads(json.dumps(result))  # keys as a file has them
+            result = json.loads(json.dumps(result))  # with keys as in a file: strings
             try:  # before the table: a closed terminal must not lose the result
                 if plot and args.plot and (picture := plot(result)):
                     picture.savefig(args.plot)
@@ -194,7 +196,7 @@ def here() -> dict:
 
 def check_outputs(outputs: dict[str, Path | None], inputs: dict[str, Path]) -> None:
     """Raise ValueError or OSError if a file can't be written, or would overwrite what was read or another one; both are
-    option -> path. To be called before the work: nothing that was measured is to be lost for the name of a file."""
+    option -> path. Call it before the work, so that no measurement is lost to a bad file name."""
     taken, given = dict(inputs), {option: path for option, path in outputs.items() if path is not None}
     for option, path in given.items():
         for other, its in taken.items():
@@ -218,7 +220,7 @@ def check_outputs(outputs: dict[str, Path | None], inputs: dict[str, Path]) -> N
 
 
 def write_result(path: Path, result: dict) -> None:
-    """A result as JSON, with a line for each entry, and for each item of an entry that has items with items."""
+    """Write a result as JSON, with a line for each entry; nested entries get a line for each item."""
     lines = []
     for name, value in rounded(result).items():
         items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
@@ -232,7 +234,7 @@ def write_result(path: Path, result: dict) -> None:
 
 
 def rounded(value: Any) -> Any:
-    """With six digits of each number."""
+    """A result with every float rounded to six significant digits."""
     if isinstance(value, dict):
         return {name: rounded(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -2,9 +2,9 @@
 
     python -m bench.sampler --json bench/results/avx512/sampler.json
 
-32 rows of logits, row by row in torch as in stages 1 to 5, and in one call of stage 6's kernel. The logits are those of
-`tinytales` along a tale, and of GPT-2 small with random weights, which finds nearly every token as likely as any other.
-Everything is measured in turn, round after round; a figure is the median, with the least and the most.
+32 rows of logits are sampled, row by row in torch as in stages 1 to 5, and in one call of stage 6's kernel. The logits
+are those of `tinytales` along a tale, and of GPT-2 small with random weights, which finds nearly every token as likely
+as any other. Everything is measured in turn, round after round; a figure is the median, with the least and the most.
 """
 
 import argparse
@@ -28,12 +28,12 @@ MODES = {
     "both, repetition penalty 1.1": dict(temperature=0.8, top_k=50, top_p=0.95, repetition_penalty=1.1),
     "greedy, logprobs 5": dict(temperature=0, logprobs=5),
 }
-MODELS = {"tinytales": "auto", "gpt2": "dummy"}  # and where its weights come from
+MODELS = {"tinytales": "auto", "gpt2": "dummy"}  # model -> load format
 TALE = "Once upon a time there was a brave mouse who lived near a windy harbor."
 
 
 def logits_of(model: str, load_format: str) -> torch.Tensor:
-    """[ROWS, vocab_size], of a text's next tokens."""
+    """The logits of the next ROWS tokens of a text. -> [ROWS, vocab_size]"""
     stage = STAGES[5]
     llm = stage.LLM(model, load_format=load_format, device="cpu")
     with stage.recorded_logits() as logits:
@@ -42,7 +42,7 @@ def logits_of(model: str, load_format: str) -> torch.Tensor:
 
 
 def alone(logits: torch.Tensor, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Microseconds of a row, by mode and by what samples."""
+    """Microseconds per row, by mode and sampler."""
     kernel, stage, all_threads, result = CSampler(), STAGES[5], torch.get_num_threads(), {}
 
     def timed(work: Callable[[], object], threads: int) -> float:

@@ -1,11 +1,11 @@
-"""What a sampler chooses from: the bundled model's own probabilities, at some moments and along a tale.
+"""What a sampler chooses from: the bundled model's own probabilities, at two moments and along a tale.
 
     python -m bench.sampling --json bench/results/sampling.json
 
-Three things are counted. At two moments, the likeliest tokens, the *entropy* and the *nucleus* (the fewest tokens whose
-probabilities reach TOP_P). Along a tale that is drawn at temperature 1, how these vary. And by temperature, how much a
-text repeats itself: the share of its windows of WINDOW tokens that it had before. These texts have LENGTH tokens, and
-go on when a tale ends.
+Three things are measured: the likeliest tokens at two moments, with the *entropy* and the *nucleus* (the fewest tokens
+whose probabilities add up to TOP_P); how these vary along a tale drawn at temperature 1; and, by temperature, how much
+a text repeats itself, which is the share of its windows of WINDOW tokens that it had before. These texts have LENGTH
+tokens, and go on when a tale ends.
 """
 
 import argparse
@@ -25,11 +25,12 @@ TOP_P = 0.9
 TEMPERATURES = (0, 0.4, 0.8, 1.0, 1.5)
 LENGTH, WINDOW, SEEDS = 700, 16, 8
 SHOWN = 5
-CERTAIN = 0.1  # bits: a token with less is as good as certain
+CERTAIN = 0.1  # bits; with less entropy, a token is practically certain
 
 
 def entropy(probabilities: Tensor) -> float:
-    """In bits: [vocab_size] -> how many questions, each answered yes or no, it takes to find the token on average."""
+    """In bits: how many questions, each answered yes or no, it takes on average to find the token. [vocab_size] -> a
+    number"""
     some = probabilities[probabilities > 0]
     return float(-(some * some.log2()).sum())
 
@@ -40,7 +41,7 @@ def nucleus(probabilities: Tensor, p: float) -> int:
 
 
 def distribution(llm: LLM, token_ids: list[int], temperature: float = 1) -> Tensor:
-    """The probabilities of the token that follows, in float64. -> [vocab_size]"""
+    """The probabilities of the next token, in float64. -> [vocab_size]"""
     with torch.inference_mode():
         logits = llm.engine.runner.model(torch.tensor(token_ids, dtype=torch.int64))
     return (logits.double() / temperature).softmax(0)
@@ -61,7 +62,7 @@ def moment(llm: LLM, text: str) -> dict:
 
 
 def tale(llm: LLM) -> dict:
-    """Along one tale, as it is drawn at temperature 1 with nothing dropped."""
+    """Entropies and nuclei along one tale, drawn at temperature 1 from all tokens."""
     result = llm.generate(OPENING, SamplingParams(temperature=1, seed=0, max_tokens=LENGTH))[0]
     prompt, output = result.prompt_token_ids, result.outputs[0].token_ids
     entropies, sizes, outside = [], [], 0
@@ -87,7 +88,7 @@ def repeated(token_ids: list[int]) -> float:
 
 
 def repetition(llm: stage04_continuous.LLM) -> dict[str, float]:
-    """The mean share of repeated windows, by temperature; greedy there is only one text."""
+    """The mean share of repeated windows, by temperature. Greedy decoding has only one text."""
     shares = {}
     for temperature in TEMPERATURES:
         seeds = range(SEEDS if temperature else 1)

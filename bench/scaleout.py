@@ -1,9 +1,9 @@
-"""Rows per second on this machine: one process, one actor, two actors, each with the same cores.
+"""Rows per second on this machine, with the same cores in one process, in one actor, and in an actor for each core.
 
     python -m bench.scaleout --rows 2000 --json FILE
 
-The runs are the command line's, in turn. Each has two figures: rows per second from the first result to the last, and
-the seconds before the first one, in which Ray and the model begin.
+The runs use the command line, in turn. Each has two figures: rows per second from the first result to the last, and the
+seconds before the first result, in which Ray and the model start.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def timed(command: list[str], output: Path, rows: int) -> dict[str, float]:
     with subprocess.Popen(command) as process:
         has_ended = False
         while not has_ended:
-            has_ended = process.poll() is not None  # before the last look
+            has_ended = process.poll() is not None  # checked before the file is read for the last time
             count = output.read_bytes().count(b"\n") if output.exists() else 0
             if count > moments[-1][0]:
                 moments.append((count, time.perf_counter()))

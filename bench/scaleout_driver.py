@@ -1,13 +1,14 @@
-"""Where the driver of a cluster becomes the limit: a run whose engines only wait as long as real ones took.
+"""When a cluster's driver becomes the limit: a run whose engines only wait as long as real ones would compute.
 
     python -m bench.scaleout_driver answers.jsonl --actors 1000 --rows 100000 --seconds 0.9
     python -m bench.scaleout_driver answers.jsonl --ray --rows 20000
 
-The lines and their results come from a result file of a real run. The first command simulates the actors in the
-driver's process: each has rows under way, each row takes `--seconds` on average (exponentially distributed), and its
-result comes when it is due. If the driver can't keep up, results come late, and the run takes longer than the actors
-do. Everything else is the driver's own work: it reads the input, checks and names each line, and writes the results.
-The second command runs real Ray with actors that answer at once: what Ray costs for each row.
+The lines and their results come from the result file of a real run. The first command simulates the actors in the
+driver's process: each has `--at-once` rows under way, each row takes `--seconds` on average (exponentially
+distributed), and its result comes when it is due. If the driver can't keep up, results come late, and the run takes
+longer than the actors would. Everything else is the driver's own work: it reads the input, checks and names each line,
+and writes the results. The second command runs real Ray, with actors that answer immediately, to measure what Ray costs
+per row.
 """
 
 import argparse
@@ -46,7 +47,7 @@ def read_results(path: Path) -> list[dict]:
 
 
 def recorded(results: list[dict]) -> type:
-    """Actors that answer at once, with what was recorded."""
+    """Actors that answer immediately, with recorded results."""
 
     class Recorded:
         def __init__(self, *_):
@@ -60,16 +61,16 @@ def recorded(results: list[dict]) -> type:
 
 
 def line_of(raw: bytes, name: str, results: list[dict]) -> bytes:
-    """The result line of an input line."""
+    """The result line for an input line."""
     fields = json.loads(bytes(raw)) | {"id": json.loads(name)}
     recorded = results[zlib.crc32(name.encode()) % len(results)]
     return json.dumps(fields | {key: recorded[key] for key in RESULT}, ensure_ascii=False).encode()
 
 
 def due(rows: list[dict], places: int, seconds: float, lags: list[float], results: list[dict]) -> Iterator:
-    """As `driver.completed`: results at the times at which engines with `places` places would have them.
+    """Like `driver.completed`: yields each result when engines that complete `places` rows at once would have it.
 
-    lags: gets, of each result, how much later than due it was asked for, in seconds.
+    lags: gets, for each result, how many seconds after it was due it was taken.
     """
     rng, start = random.Random(0), time.perf_counter()
     waiting = iter(rows)

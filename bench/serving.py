@@ -1,17 +1,17 @@
-"""Servers under load: two load generators, `vllm bench serve` and guidellm, against the stages' servers and vLLM's.
+"""The stages' servers and vLLM's under load, from two load generators: `vllm bench serve` and guidellm.
 
     python -m bench.peers vllm                                     # once: vLLM's server and its load generator
     python -m tools.environments guidellm                # once: the other one
     python -m bench.serving --rates 0.5,1,2,4 --json FILE --plot FILE.png
     python -m bench.serving --engines 4,6 --rates inf --requests 50
 
-All servers have one checkpoint with GPT-2's sizes and random weights, float32, the same number of requests at once,
-and get the same requests at the same times: random tokens, as many in as out, arriving at random (Poisson). Engines
-take turns at each rate. A request counts toward goodput if its first token came within --ttft ms, and each further
-one, on average, within --tpot ms. The client shares the cores with the server, as on the machine of a user.
+All servers have the same checkpoint with GPT-2's sizes and random weights, in float32, and the same number of requests
+at once. They get the same requests at the same times: random tokens, as many in as out, with Poisson arrivals. Engines
+take turns at each rate. A request counts toward goodput if its first token came within --ttft ms, and each further one,
+on average, within --tpot ms. The client shares the cores with the server, as on a user's machine.
 
-guidellm keeps a number of requests under way instead, of texts that it writes, and takes the time between tokens per
-request, as a mean. (Its Poisson schedule, in 0.8.1, sends all requests after the first ten at once.)
+guidellm instead keeps a fixed number of requests under way, with text that it writes, and reports the mean time between
+tokens per request. (Its Poisson schedule, in 0.8.1, sends all requests after the first ten at once.)
 """
 
 import argparse
@@ -48,7 +48,7 @@ VLLM = "from bench.peers import name_vllm; name_vllm(); from vllm.entrypoints.cl
 
 @contextlib.contextmanager
 def vllm_server(model: Path, max_num_seqs: int) -> Iterator[str]:
-    """vLLM's own server, as its command starts it: its URL."""
+    """Start vLLM's own server, as its command does, and yield its URL."""
     command = [PEERS["vllm"].python, "-c", VLLM, "serve", model, "--served-model-name", NAME, "--port", "8765"]
     command += ["--dtype", "float32", "--max-num-seqs", str(max_num_seqs), "--disable-log-stats"]
     threads = os.cpu_count() or 1
@@ -80,7 +80,7 @@ def vllm_server(model: Path, max_num_seqs: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def started(engine: str, model: Path, max_num_seqs: int) -> Iterator[str]:
-    """A server of this engine: its URL."""
+    """Start a server of this engine, and yield its URL."""
     if engine == "vllm":
         with vllm_server(model, max_num_seqs) as url:
             yield url
@@ -91,7 +91,7 @@ def started(engine: str, model: Path, max_num_seqs: int) -> Iterator[str]:
 
 
 def load(url: str, model: Path, rate: str, args: argparse.Namespace, folder: Path) -> dict:
-    """One run of the load generator: what it wrote down."""
+    """One run of `vllm bench serve`: the figures that it wrote to its result file."""
     result = folder / "result.json"
     result.unlink(missing_ok=True)
     command = [PEERS["vllm"].python, "-c", VLLM, "bench", "serve", "--backend", "openai", "--base-url", url]
@@ -110,7 +110,7 @@ def load(url: str, model: Path, rate: str, args: argparse.Namespace, folder: Pat
 
 
 def guide(url: str, model: Path, streams: str, args: argparse.Namespace, folder: Path) -> dict:
-    """One run of guidellm, in the same words."""
+    """One run of guidellm, with its figures under the same names."""
     result = folder / "guidellm.json"
     result.unlink(missing_ok=True)
     profile = f"kind=concurrent,streams={streams}"
@@ -136,14 +136,14 @@ def guide(url: str, model: Path, streams: str, args: argparse.Namespace, folder:
 
 
 def counted(url: str) -> float:
-    """How many tokens the server says that it has made."""
+    """How many tokens the server says it has made."""
     with urllib.request.urlopen(f"{url}/metrics") as response:
         lines = response.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict]:
-    """Every engine at every rate; the servers of all engines run, and all but one of them wait."""
+    """Measure every engine at every rate. The servers of all engines run throughout, but only one is busy at a time."""
     if wrong := set(args.engines) - set(ENGINES):
         raise ValueError(f"--engines are some of {','.join(ENGINES)}, got {wrong.pop()}")
     if not PEERS["vllm"].python.exists():
@@ -169,7 +169,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict]:
                     run = generate(urls[engine], model, rate, args, folder)
                     rate_told = rate if generator == "vllm" else f"{rate} at once"
                     run |= {"generator": generator, "engine": engine, "rate": rate_told}
-                    if engine != "vllm":  # whose counters are off
+                    if engine != "vllm":  # its statistics are turned off
                         run["counted"] = counted(urls[engine]) - before
                     print(" | ".join(cells(run)), file=sys.stderr)
                     runs.append(run)
@@ -180,8 +180,8 @@ def measure(args: argparse.Namespace) -> Iterator[dict]:
 
 
 def overhead(model: Path) -> dict[str, float]:
-    """Milliseconds a token of one stream, with nothing else to do: from `AsyncLLM` itself, and from its server; medians
-    of five of each, in turn."""
+    """Milliseconds per token of a single stream on an idle engine, from `AsyncLLM` itself and from its server: medians
+    of five runs of each, in turn."""
     package, rounds = importlib.import_module("stage06_fast"), {"AsyncLLM": [], "HTTP": []}
     prompt, length = list(range(100, 164)), 128
     params = package.SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
@@ -210,7 +210,7 @@ def name_of(engine: str) -> str:
 
 
 def cells(run: dict) -> list[str]:
-    """A row of the table; a run without goodput has no cell for it."""
+    """A row of the table. A run without goodput has no cell for it."""
     row = [run["rate"], name_of(run["engine"]), f"{run['request_throughput']:.2f}"]
     row += [f"{run['request_goodput'] or 0:.2f}"] if "request_goodput" in run else []
     row += [f"{run[f'{p}_{name}_ms']:,.0f} ms" for name in ("ttft", "itl") for p in ("p50", "p99")]
@@ -218,7 +218,7 @@ def cells(run: dict) -> list[str]:
 
 
 def table(result: dict) -> str:
-    """The table of a result, and what it was measured on."""
+    """The table of a result, with a caption."""
     tables = []
     titles = {"vllm": "By vLLM's load generator, load in requests/s:", "guidellm": "By guidellm:"}
     goodput = any("request_goodput" in run for run in result["runs"])

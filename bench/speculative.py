@@ -3,12 +3,12 @@
     python -m bench.speculative --json bench/results/speculative-float32.json --plot FILE.svg
     python -m bench.speculative --dtype bfloat16 --json bench/results/speculative-bfloat16.json
 
-Three kinds of text. "tales": openings, sampled with temperature 0.8 and seeds. "quote": a question about a tale, whose
-answer is to be four sentences of it in a row (a form, `structured_outputs`, holds it to that; the model chooses which).
-"list": lines that are to be put into another order. The last two copy from their prompts, greedily.
+There are three kinds of text. "tales": openings, sampled with temperature 0.8 and seeds. "quote": a question about a
+tale, to be answered with four consecutive sentences of it (`structured_outputs` allows nothing else; the model chooses
+which). "list": lines to be put into a different order. The last two copy from their prompts, greedily.
 
-All engines complete the same requests in every round, one after the other; a gain is the ratio to stage 6 in the same
-round, and the median of these is shown. All outputs are compared: they must be stage 6's.
+All engines complete the same requests in every round, one after another. A gain is the ratio to stage 6's speed in the
+same round, and the table shows the median. All outputs are compared with stage 6's, which they must equal.
 `independent` is the draft model with its own random numbers.
 """
 
@@ -83,7 +83,7 @@ TEXTS: dict[str, Callable[[int], list[tuple[str, dict]]]] = {"tales": tales, "qu
 
 @contextlib.contextmanager
 def own_numbers(on: bool) -> Iterator[None]:
-    """In this block, guesses are drawn with other random numbers than the tokens that verify them."""
+    """In this block, if `on`, guesses are drawn with different random numbers than the tokens that verify them."""
     request = SEVEN.part("request").Request
     guessed = request.guessed
 
@@ -102,7 +102,8 @@ def own_numbers(on: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tries_of(speculator: Any) -> Iterator[list[int]]:
-    """In this block, [the number of draft tokens tried]: those of a draft up to its first refusal."""
+    """Count, in this block, how many draft tokens are tried: those of a draft up to its first refusal. Yields a list
+    whose only item is the count."""
     update, tries = speculator.update, [0]
 
     def counting(drafts: Any, updated: Any) -> Any:
@@ -114,14 +115,15 @@ def tries_of(speculator: Any) -> Iterator[list[int]]:
     try:
         yield tries
     finally:
-        del speculator.update  # the class's own again
+        del speculator.update  # back to the class's
 
 
 class Bench:
-    """The engines of one number of requests.
+    """The engines for one number of requests at once.
 
     Args:
-        folder: of the wide checkpoint.
+        folder: the wide checkpoint's.
+        count: how many requests run at once.
     """
 
     def __init__(self, folder: str, dtype: str, count: int):
@@ -132,7 +134,7 @@ class Bench:
         self.count = count
 
     def variants(self, text: str) -> list[tuple[str, str, int | str]]:
-        """(name, drafter, how many)"""
+        """What is measured besides stage 6: (name, drafter, number of guesses)."""
         rows: list[tuple[str, str, int | str]] = [("prompt lookup", "ngram", "auto"), ("draft model", DRAFT, "auto")]
         if text != "tales":
             return rows + [(f"prompt lookup, {k}", "ngram", k) for k in FIXED[2:]] + [("draft model, 8", DRAFT, 8)]
@@ -140,7 +142,7 @@ class Bench:
         return [*rows, *((f"draft model, {k}", DRAFT, k) for k in fixed), ("independent", DRAFT, "auto")]
 
     def run(self, text: str) -> list[dict]:
-        """A round: a record of each engine."""
+        """One round: a record for each engine."""
         jobs = TEXTS[text](max(self.count, 4))
         first = self.complete(self.six, jobs)
         records = [{"engine": "stage 6", **first, "same": True}]
@@ -169,13 +171,13 @@ class Bench:
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict]:
-    """Cells, one after another: for each text, number of requests and engine."""
+    """The result so far, after each text and number of requests; it has a cell for each engine."""
     cells = []
     with tempfile.TemporaryDirectory() as folder:
         directory = str(wide.make(args.directory or Path(folder, "wide")))
         for count in args.requests:
             bench = Bench(directory, args.dtype, count)
-            # With many at once only the first kind: there all that matters is that there are no guesses.
+            # With many requests at once, only the first kind: all that matters there is that nothing is guessed.
             for text in args.texts[: 1 if count >= 16 else None]:
                 print(f"{args.dtype}, {count} at once, {text}", file=sys.stderr)
                 cells += cells_of(bench, text, args.repeat)
@@ -184,7 +186,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict]:
 
 def cells_of(bench: Bench, text: str, rounds: int) -> Iterator[dict]:
     """A cell for each engine; its rounds are the gains."""
-    bench.run(text)  # whatever is done only once
+    bench.run(text)  # to warm up
     planner = bench.planners[DRAFT]
     found = [bench.run(text) for _ in range(rounds)]
     for own in zip(*found, strict=True):
@@ -197,7 +199,7 @@ def cells_of(bench: Bench, text: str, rounds: int) -> Iterator[dict]:
 
 
 def derived(cell: dict, costs: list[float], draft_seconds: float) -> dict:
-    """What follows from the counts: the rate at which guesses were right, tokens a step, and what these predict."""
+    """What follows from the counts: the share of right guesses, tokens per step, and the gain that these predict."""
     steps = cell["tokens"] / (cell["forwards"] * cell["count"])
     if not cell.get("drafts"):
         return {"a_step": steps}
@@ -218,7 +220,7 @@ def requests(count: int) -> str:
 
 
 def table(result: dict) -> str:
-    """A row per text and engine, a group of columns per number of requests."""
+    """A row per text and engine, a column per number of requests."""
     counts = sorted({cell["count"] for cell in result["cells"]})
     cells = {(cell["text"], cell["engine"], cell["count"]): cell for cell in result["cells"]}
     rows = []

@@ -9,20 +9,20 @@
     python -m bench.throughput --stages mine 1 2 3        # an engine of your own (exercises/engine.md)
     python -m bench.throughput --stages 5 6 --company 0,1,2,4,torch --limit 60      # a machine that others use too
 
-Every engine runs in a fresh process, in alternating order, `--repeat` times, after a warm-up; the tables show medians.
-Before a speed is printed, two things are checked: every engine made exactly the number of tokens that was asked for,
-and the stages' tokens are the same (one request in twenty may differ, where two logits are as good as equal; in 16
-bits, where they are that more often, and of engines with weights in int8, stage 8 among them, the shares of equal ones
-are told instead). With `--sampling` every engine uses its own sampler, with a seed for each request if it takes one; a
-peer then draws other tokens, which are not compared.
+Every engine runs in a fresh process, `--repeat` times in alternating order, after a warm-up; the tables show medians.
+Two things are checked before a speed is printed: every engine made exactly as many tokens as were requested, and the
+stages made the same tokens. One request in twenty may differ, because two logits can be nearly equal. In 16 bits that
+is more common, and stage 8 and other engines have int8 weights; for these the tables show the share of equal requests
+instead. With `--sampling` every engine uses its own sampler, with a seed per request if it takes one; a peer then
+draws different tokens, which are not compared.
 
-The limit is what the machine could do at best, see `needed_work` in bench/workloads.py, with the memory bandwidth and
-the rate of matrix products that torch or stage 6's kernels reach, measured before and after; the best counts. With
-weights in int8 it is the limit of a byte for each weight, and of products of integers.
+The limit is the best that the machine could do (see `needed_work` in bench/workloads.py), given the memory bandwidth
+and the rate of matrix products that torch or stage 6's kernels reach, whichever is higher; both are measured before and
+after. For int8 weights it assumes a byte for each weight, and integer products.
 
-With `--company`, others use the machine while an engine is measured (not while it is loaded and warmed up): N processes
-that only loop, or a torch program with two threads; 0 is none. With several, each engine is measured with each, and
-the table tells how many times slower than alone it is.
+With `--company`, other processes use the machine while an engine is measured (but not while it loads and warms up): N
+processes that only loop, or a torch program with two threads; 0 is none. With several values, each engine is measured
+with each of them, and the table shows how many times slower it is than alone.
 
 Workloads (bench/workloads.py; random tokens, the same ones every time), or FILE, with a line of JSON per
 request: `prompt_token_ids` (or `prompt`, a text) and `max_tokens`:
@@ -57,7 +57,7 @@ from tools.sync_stages import ROOT
 
 LAST = STAGES[-1]
 __doc__ = str(__doc__) + "\n" + str(workloads.__doc__).split("\n\n")[1]  # what each workload is
-FEW = 8  # requests of a workload under background load, where an engine may be thirty times slower
+FEW = 8  # requests when there is a background load, under which an engine may be thirty times slower
 MOST_COMPANY = 256  # processes
 LONGEST = 1e6  # seconds
 
@@ -67,7 +67,7 @@ class OverLimit(Exception):
 
 
 def write_model(directory: Path, config) -> None:
-    """A Hugging Face checkpoint of the model's sizes with the random weights that every stage makes of them."""
+    """Write a Hugging Face checkpoint with the model's sizes and the random weights that every stage makes for it."""
     from safetensors.torch import save_file
 
     weights = LAST.part("weights")
@@ -89,7 +89,7 @@ def write_model(directory: Path, config) -> None:
 
 
 def run_in_fresh_process(job: dict, folder: Path) -> dict:
-    """What an engine did. Raises Failure with its last words if it failed, OverLimit if it took too long."""
+    """What an engine did. Raises Failure with its last line of output if it failed, OverLimit if it took too long."""
     peer = PEERS.get(job["engine"])
     job_file, result_file = folder / "job.json", folder / "result.json"
     here = {"folder": str(folder), "threads": torch.get_num_threads(), "company_python": sys.executable, "piped": True}
@@ -113,8 +113,8 @@ def run_in_fresh_process(job: dict, folder: Path) -> dict:
 
 
 def same_tokens(runs: list[dict]) -> None:
-    """Compare every run's tokens with those of the first whose weights are not in int8: the share of requests that are
-    equal becomes a field, and the share of tokens that come before a request's first difference."""
+    """Compare every run's tokens with those of the first run without int8 weights. Two fields are added to each: the
+    share of requests that are equal, and the share of tokens that come before a request's first difference."""
     first = next((run for run in runs if not run.get("int8")), runs[0] if runs else {})
     for run in runs:
         pairs = list(zip(first["token_ids"], run["token_ids"], strict=True))
@@ -124,7 +124,7 @@ def same_tokens(runs: list[dict]) -> None:
 
 
 def stage_or_path(text: str) -> int | str:
-    """A stage by its number; or an engine of somebody's own by its directory, under a name that no other engine has."""
+    """A stage's number, or the directory of a user's own engine, behind "./" if it is like another engine's name."""
     if text.isdecimal():
         return int(text)
     if not (Path(text) / "__init__.py").is_file():
@@ -161,7 +161,7 @@ OPTIONS: dict[str, dict] = {
 
 
 def check(args: argparse.Namespace) -> None:
-    """Sort the engines and the companies that are asked for. Raises ValueError for what makes no sense."""
+    """Sort out which engines and companies are wanted. Raises ValueError for arguments that make no sense."""
     args.own = list(dict.fromkeys(name for name in args.stages if isinstance(name, str)))
     args.stages = [number for number in args.stages if isinstance(number, int)]
     for name, given, known in (("stage", args.stages, NUMBERS), ("peer", args.peers, list(PEERS))):
@@ -228,7 +228,8 @@ def read_requests(args: argparse.Namespace, config) -> workloads.Workload:
 
 
 def probe(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """(bytes read per second, floating point operations per second): by torch or by stage 6's kernels, the faster."""
+    """(bytes read per second, floating point operations per second), by torch or stage 6's kernels, whichever is faster
+    at each."""
     by_torch = read_bandwidth(device), matmul_rate(dtype, device)
     by_kernel = kernel_limits(dtype) if device.type == "cpu" else (0.0, 0.0)
     return max(by_torch[0], by_kernel[0]), max(by_torch[1], by_kernel[1])
@@ -237,9 +238,15 @@ def probe(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
 def run_all(
     job: dict, engines: list[str], companies: list[str], repeat: int, failures: dict[str, str], folder: Path
 ) -> tuple[list[dict], list[dict]]:
-    """(runs, those that took longer than the limit): every engine under each background load (or as the job says, if
-    there is none), `repeat` times, in alternating order. One that fails joins `failures`; others go on. One that takes
-    too long is not run again. After Ctrl-C it is what has been measured until then."""
+    """Run every engine under each background load (or as the job says, if `companies` is empty), `repeat` times, in
+    alternating order.
+
+    An engine that fails joins `failures`, and the others go on. One that takes longer than the limit is not run again.
+    Ctrl-C ends the runs early.
+
+    Returns:
+        (the runs, the engines that took longer than the limit)
+    """
     pairs = [(company, engine) for company in companies or [None] for engine in engines]
     runs, over = {pair: [] for pair in pairs}, []
     names = {(c, engine): engine if c is None else f"{engine} {with_company(c)}" for c, engine in pairs}
@@ -290,7 +297,7 @@ def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
         "options": options,
         "requests": requests,
         "sampling": workloads.SAMPLING[args.sampling],
-        # other tokens than in the requests, so that a prefix cache finds nothing of them later
+        # not the requests' own tokens, or a prefix cache would find them later
         "warm_up": [prompt[::-1] for prompt, _ in requests[:2]],
         "arrivals": workloads.poisson_arrivals(len(requests), args.rate, args.seed) if args.rate else None,
         "company": args.company[0] if args.company else None,
@@ -303,8 +310,12 @@ def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
 def run_beside_probes(
     args: argparse.Namespace, config, directory: Path, job: dict, failures: dict[str, str]
 ) -> tuple[list[dict], list[dict], tuple[float, float, float | None]]:
-    """(runs, those that took longer than the limit, what `probe` says of the machine, and its rate of integer products
-    if there were engines with weights in int8); see `run_all`."""
+    """Run all engines, and probe the machine before and after.
+
+    Returns:
+        What `run_all` returns, and the machine's limits: what `probe` says, and the rate of integer products if any
+        engine had int8 weights.
+    """
     there = [name for name in args.peers if PEERS[name].python.exists()]
     for name in args.peers:
         if name not in there:
@@ -321,7 +332,7 @@ def run_beside_probes(
         probes = [probe(*machine)]
         runs, over = run_all(job, engines, args.companies, args.repeat, failures, folder)
         of_integers = None
-        with contextlib.suppress(KeyboardInterrupt, RuntimeError):  # without it; the runs are not to be lost
+        with contextlib.suppress(KeyboardInterrupt, RuntimeError):  # the runs must not be lost
             probes.append(probe(*machine))
             of_integers = int8_rate() if any(run.get("int8") for run in runs) else None
     bandwidth, rate = (max(values) for values in zip(*probes, strict=True))
@@ -358,14 +369,14 @@ def circumstances(
         "bandwidth": bandwidth,
         "matmul_rate": rate,
         "least_seconds": least(itemsize, rate),
-        # Attention is computed in dtype; that it counts as fast as integers makes the limit a little too high.
+        # Attention is computed in dtype; counting it as integer products makes the limit a little too high.
         **({"int8_rate": of_integers, "int8_least_seconds": least(1, max(rate, of_integers))} if of_integers else {}),
     }
 
 
 def other_tokens(runs: list[dict]) -> str | None:
-    """What is wrong if a stage, or an engine of somebody's own, made other tokens than the first for many requests;
-    with weights in int8 it may."""
+    """An error message if a stage, or a user's own engine, made different tokens than the first one for many requests.
+    Engines with int8 weights may."""
     exact = [run for run in runs if not run.get("int8")]
     for run in exact:
         if run["engine"] not in PEERS and run["same_ids_share"] < 0.95:

@@ -1,13 +1,14 @@
-"""A checkpoint that takes as long as GPT-2 and writes tinytales: real text at GPT-2's cost, without a download.
+"""A checkpoint that computes as long as GPT-2 and writes tinytales: real text at GPT-2's cost, without a download.
 
     python -m bench.wide DIRECTORY     # 445 MB, in seconds
 
-How many guesses are right depends on the text, so random weights can't tell what speculation gains; and tinytales alone
-is so small that a step costs next to nothing. So each of its 120 features is repeated six times. Means and variances,
-and with them the norms, stay the same. A product sums six times as many terms, so its weights are divided by six; the
-heads are repeated six times, too. The last norm is divided by six for the vocabulary's matrix, which is not. Six more
-layers multiply like the others and add nothing, since what they would add has weights of zero. So it computes the same
-function: 720 wide, 12 layers, 30 heads, 111 million parameters, against 768, 12, 12 and 124 million of GPT-2.
+How many guesses are right depends on the text, so random weights can't tell what speculation gains; and tinytales
+itself is so small that a step costs next to nothing. So each of its 120 features is repeated six times. Means and
+variances, and with them the norms, stay the same. A product sums six times as many terms, so its weights are divided by
+six. The heads are repeated six times, too. For the vocabulary's matrix, the last norm is divided by six instead. Six
+more layers multiply like the others but add nothing, because the weights of what they would add are zero. The wide
+model computes the same function with a width of 720, 12 layers, 30 heads and 111 million parameters; GPT-2 has 768, 12,
+12 and 124 million.
 """
 
 import argparse
@@ -27,7 +28,7 @@ FILES = ("merges.txt", "vocab.json", "generation_config.json")
 
 
 def widen(tensors: dict[str, Tensor], n_layer: int, n_head: int) -> dict[str, Tensor]:
-    """The weights of the wide model, by the names of those of a GPT-2 checkpoint. Matrices are [in, out] there."""
+    """The weights of the wide model, by their names in a GPT-2 checkpoint, where matrices are [in, out]."""
 
     def features(x: Tensor, dim: int = -1) -> Tensor:
         return x.repeat_interleave(TIMES, dim)
@@ -63,7 +64,7 @@ def widen(tensors: dict[str, Tensor], n_layer: int, n_head: int) -> dict[str, Te
 
 
 def make(directory: Path, source: Path = TINYTALES) -> Path:
-    """Write a model's wide checkpoint, unless it exists; returns the directory."""
+    """Write a model's wide checkpoint, unless it exists. Returns its directory."""
     if (directory / "model.safetensors").exists():
         return directory
     directory.mkdir(parents=True, exist_ok=True)

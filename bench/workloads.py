@@ -1,4 +1,4 @@
-"""The requests that a benchmark sends: prompts as token ids, and how many tokens each is to get. All seeded.
+"""The requests that a benchmark sends: prompts as token ids, and how many tokens to make for each. All are seeded.
 
     single   1 request: a prompt of 64 tokens, 128 out
     decode   32 requests: 32 in, 128 out
@@ -25,7 +25,7 @@ from bench.machine import pass_work
 
 Workload = list[tuple[list[int], int]]  # (prompt, number of output tokens) of each request
 
-# How many requests a workload usually has, and how many of them run at once: all, or few, so that some have to wait.
+# How many requests a workload usually has, and how many of them run at once: all, or only some, so that others wait.
 SIZES = {
     "single": (1, 1),
     "decode": (32, 32),
@@ -38,7 +38,7 @@ SIZES = {
 }
 
 
-# How the tokens are chosen, by name: sampling parameters, in the stages' words.
+# How tokens are chosen, by name: the stages' sampling parameters.
 SAMPLING: dict[str, dict[str, float | int]] = {
     "greedy": dict(temperature=0.0),
     "temperature": dict(temperature=1.0),
@@ -49,7 +49,7 @@ SAMPLING: dict[str, dict[str, float | int]] = {
 
 
 def log_normal(rng: random.Random, median: float, sigma: float, low: int, high: int) -> int:
-    """A whole number from a log-normal distribution, cut off at both ends."""
+    """A whole number from a log-normal distribution, clamped to low … high."""
     return round(min(high, max(low, math.exp(rng.gauss(math.log(median), sigma)))))
 
 
@@ -76,7 +76,7 @@ def make_workload(name: str, count: int | None = None, vocab_size: int = 50257, 
 
 
 def read_workload(path: Path, encode: Callable[[str], list[int]]) -> Workload:
-    """A workload from a file; `encode` turns a text into token ids. Raises ValueError, which names the line."""
+    """Read a workload from a file. `encode` turns text into token ids. Raises ValueError, which names the line."""
     requests = []
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -89,7 +89,7 @@ def read_workload(path: Path, encode: Callable[[str], list[int]]) -> Workload:
             requests.append(read_request(json.loads(line), encode))
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number}: not a request: {error.msg} at column {error.colno}") from None
-        except (ValueError, RecursionError) as error:  # the second is of a line that is nested too deep
+        except (ValueError, RecursionError) as error:  # RecursionError: the line is nested too deeply
             raise ValueError(f"{path}, line {number}: not a request: {error}") from None
     if not requests:
         raise ValueError(f"{path} holds no requests")
@@ -97,7 +97,7 @@ def read_workload(path: Path, encode: Callable[[str], list[int]]) -> Workload:
 
 
 def read_request(fields: object, encode: Callable[[str], list[int]]) -> tuple[list[int], int]:
-    """(prompt, number of output tokens) from a line's fields. Raises ValueError."""
+    """(prompt, number of output tokens) from a line's fields. Raises ValueError if they are wrong."""
     if not isinstance(fields, dict):
         raise ValueError(f"it is a JSON object, got {fields!r:.60}")
     if ("prompt" in fields) == ("prompt_token_ids" in fields):
@@ -125,7 +125,7 @@ def is_whole(value: object) -> bool:
 
 
 def poisson_arrivals(count: int, rate: float, seed: int = 0) -> list[float]:
-    """Moments at which requests arrive, in seconds from the start: a Poisson process of `rate` requests per second."""
+    """When requests arrive, in seconds from the start: a Poisson process of `rate` requests per second."""
     rng, now, arrivals = random.Random(seed), 0.0, []
     for _ in range(count):
         now += rng.expovariate(rate)
@@ -134,15 +134,15 @@ def poisson_arrivals(count: int, rate: float, seed: int = 0) -> list[float]:
 
 
 def fingerprint(workload: Workload) -> str:
-    """SHA-256 of a workload: two results with the same one are of the same requests."""
+    """SHA-256 of a workload: two results with the same one measured the same requests."""
     return hashlib.sha256(json.dumps(workload).encode()).hexdigest()
 
 
 def needed_work(workload: Workload, config, itemsize: int, weight_bytes: int | None = None) -> list[tuple[int, int]]:
     """(operations, bytes) of each forward pass of an engine that wastes nothing.
 
-    It computes every prompt token once (a beginning that prompts share, once for all of them) in a first pass, and then
-    decodes all requests in one batch. See `pass_work` for the bytes.
+    The first pass computes every prompt token once (and a prefix that prompts share, once for all of them); then all
+    requests are decoded in one batch. See `pass_work` for the bytes.
     """
     work = functools.partial(pass_work, config, itemsize, weight_bytes=weight_bytes)
     prompts = sorted(prompt for prompt, _ in workload)

@@ -89,10 +89,10 @@ def test_block_map_marks_what_is_shared(babble):
     assert figure.axes[0].collections[-1].get_offsets().tolist() == [list(map(float, pair)) for pair in copied]
     llm.generate([[2] * 20], stage.SamplingParams(max_tokens=3))
     image = plots.block_map(llm.trace).axes[0].images[0].get_array()
-    grey = (image == plots.to_rgb(plots.GREY)).all(axis=-1)
+    gray = (image == plots.to_rgb(plots.GRAY)).all(axis=-1)
     num_findable = llm.engine.block_manager.free_blocks()[1]  # and those that the last step let go of
     released = [e["findable"] for e in llm.trace[-1].after if e["kind"] == "released"]
-    assert grey[:, -1].sum() == num_findable - sum(released) > 0
+    assert gray[:, -1].sum() == num_findable - sum(released) > 0
 
 
 def test_ladder_compares_neighbours():
@@ -188,7 +188,7 @@ def test_pictures_of_results_are_drawn_from_them(name):
     assert title.text == report.picture(name).message, "python -m bench.report --write"
     assert "prefers-color-scheme: dark" in drawn
     rest = drawn[drawn.index("</style>") :].lower()
-    assert not [colour for colour in plots.DARK if colour.lower() in rest]
+    assert not [color for color in plots.DARK if color.lower() in rest]
     assert "<script" not in drawn
     assert "<image" not in drawn
     pages = [*ROOT.glob("stage*/*.md"), *ROOT.glob("stagewise/*/*.md")]

@@ -1,4 +1,4 @@
-"""Mutation testing of the engines: one change in a file of a stage, against the tests that cover the file.
+"""Mutation testing of the engines: one change in a file of a stage, run against the tests that cover the file.
 
     python tools/engine_mutants.py                                  # files that differ from the branch main
     python tools/engine_mutants.py stage05_paged/block_manager.py   # some files
@@ -6,13 +6,13 @@
     python tools/engine_mutants.py --list stage01_single/request.py # only print their names
 
 The files are those at a stage's top level and in its `support/`, and `kernels/c_sampler.py`. A mutant changes a line
-that the stage brings: any line of a new file, and in a changed file the lines that differ from the stage before. The
-operators are those for the exercises' solutions, except changes at a function's border and three that counts and
-tuned numbers hardly ever show: `<` or `>` to `!=`, `==` to `>=`, and a constant a thousandth larger.
+that the stage adds: any line of a new file, and in a changed file the lines that differ from the stage before. The
+changes are those made to the exercises' solutions, except those at a function's border, and three that rarely matter
+to counts and tuned numbers: `<` or `>` to `!=`, `==` to `>=`, and a constant a thousandth larger.
 
 Each mutant is written into a copy of this directory. There the tests marked as covering the file
 (`pytest.mark.covers`) run for this stage, quickest first, until one fails or takes several times as long as it
-should: either kills the mutant. A mutant that no test can tell from the original is equivalent:
+should; either kills the mutant. A mutant that no test can tell from the original is equivalent, and
 `tests/equivalent_mutants.txt` lists it with the reason. Any other survivor is a hole in the tests.
 """
 
@@ -45,11 +45,11 @@ from tools.sync_stages import read_stages  # noqa: E402
 
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.txt"
 KINDS = ("made", "killed", "timeout", "equivalent", "survived")
-OWN = ("tools", "tests", "stagewise", "exercises", "bench")  # packages that a copy has, too
+OWN = ("tools", "tests", "stagewise", "exercises", "bench")  # packages that are imported from the copy
 
 
 def files() -> list[str]:
-    """All files with mutants: what each stage brings or changes in ring 1, `support/` and the sampler."""
+    """All files with mutants: those that a stage adds or changes in ring 1, `support/` and the sampler."""
     return [
         f"{stage}/{name}"
         for stage, listed in read_stages().items()
@@ -59,7 +59,7 @@ def files() -> list[str]:
 
 
 def brought(path: str) -> set[int]:
-    """The numbers of the lines that the stage brings."""
+    """The numbers of the lines that the stage adds or changes."""
     stage, name = path.split("/", 1)
     stages = list(read_stages())
     earlier = [ROOT / other / name for other in stages[: stages.index(stage)] if (ROOT / other / name).exists()]
@@ -70,7 +70,7 @@ def brought(path: str) -> set[int]:
 
 
 def mutants(path: str) -> list[Mutant]:
-    """All mutants of a file of a stage. Log messages stay as they are."""
+    """All mutants of a file of a stage. Log messages are not changed."""
     source, lines = (ROOT / path).read_text(encoding="utf-8"), brought(path)
     logged = {i for i, line in enumerate(source.splitlines(), 1) if "logg" in line}
     made = [mutant for mutant in in_python(source) if not hardly_shows(mutant)]
@@ -93,8 +93,8 @@ def listed() -> dict[tuple[str, str], str]:
 
 
 class Covering:
-    """A plugin of pytest that runs the tests covering a file, in one stage, quickest first. If no test names the file,
-    it runs those that name none, which cover all stages. A test that takes much longer than before ends the process.
+    """A pytest plugin that runs the tests covering a file, for one stage, quickest first. If no test names the file, it
+    runs those that name no file, which cover all stages. A test that takes much longer than before ends the process.
 
     seconds: how long each test takes without a mutant; if empty, there is no limit.
     """
@@ -125,7 +125,7 @@ class Covering:
 
 
 class Copy:
-    """A copy of this directory. Tests run there in forked processes, with torch and transformers already loaded."""
+    """A copy of this directory, where tests run in forked processes that have torch and transformers already loaded."""
 
     def __init__(self, directory: Path):
         self.directory, self.seconds = directory, dict[str, dict[str, float]]()
@@ -137,7 +137,7 @@ class Copy:
 
     def killed(self, path: str, mutant: Mutant) -> str:
         """ "killed", "timeout" or "survived"."""
-        if path not in self.seconds:  # without a mutant the tests pass, in this time
+        if path not in self.seconds:  # without a mutant, the tests pass; this takes their times
             if self._run(path) != 0:
                 raise SystemExit(f"no test covers {path}, or they fail:\n{(self.directory / 'log').read_text()}")
             self.seconds[path] = json.loads((self.directory / "seconds").read_text())
@@ -152,15 +152,15 @@ class Copy:
     def _write(self, path: str, text: str) -> None:
         file = self.directory / path
         file.write_text(text, encoding="utf-8")
-        for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):  # the source's time may be the same
+        for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):  # the source may have the same time
             compiled.unlink()
 
     def _run(self, path: str) -> int:
-        """The status of pytest."""
+        """Run the tests that cover a file. Returns pytest's exit status, or minus the signal that ended it."""
         process: Any = multiprocessing.get_context("fork").Process(target=self._test, args=(path,))
         process.start()
         process.join()
-        with contextlib.suppress(ProcessLookupError):  # what the tests started
+        with contextlib.suppress(ProcessLookupError):  # processes that the tests started
             os.killpg(process.pid, signal.SIGKILL)
         return process.exitcode
 
@@ -191,7 +191,7 @@ class Copy:
 
 
 def load_libraries() -> None:
-    """Once, for all tests, with the environment that tests/conftest.py sets."""
+    """Load torch and transformers once for all tests, with the environment that tests/conftest.py sets."""
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
     import torch
 

@@ -1,4 +1,4 @@
-"""Engines by name, for what runs several of them: the tests, the benchmarks, the exercises, the notebooks."""
+"""Engines by name, for code that runs several of them: the tests, the benchmarks, the exercises, the notebooks."""
 
 import contextlib
 import functools
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from stagewise import stages, tracing
 from tools.sync_stages import ROOT
 
-if TYPE_CHECKING:  # stage 6 would rather load torch itself
+if TYPE_CHECKING:  # torch is not imported here, since stage 6 wants to load it itself
     from torch import Tensor
 
 TINYTALES = ROOT / "models" / "tinytales"
 
 
 class Stage(stages.Stage):
-    """A stage: its modules by name, and its engines."""
+    """A stage, with its modules by name and its engines."""
 
     def __str__(self) -> str:
         return self.package
@@ -29,7 +29,7 @@ class Stage(stages.Stage):
         return self.package
 
     def part(self, name: str) -> Any:
-        """A module such as "sampler": of the stage, of its support, or of what surrounds all stages."""
+        """A module such as "sampler": the stage's, one of its support/, or else stagewise's."""
         return self._part(name) or importlib.import_module(f"stagewise.{name}")
 
     def has_argument(self, name: str) -> bool:
@@ -37,34 +37,34 @@ class Stage(stages.Stage):
 
     @functools.cache  # noqa: B019 (stages live as long as the process)
     def engine(self, model="tinytales", **arguments):
-        """An engine that all callers share. Arguments of later stages are omitted for stages that don't have them."""
+        """An LLM that all callers share. Arguments that this stage doesn't have yet are left out."""
         known = {name: value for name, value in arguments.items() if self.has_argument(name)}
         return self.LLM(str(model), device="cpu", **known)
 
     def stepper(self, model="tinytales", **arguments) -> "Stepper":
-        """An engine that is stepped by hand."""
+        """An engine whose steps the caller runs."""
         return Stepper(self, str(model), **{"device": "cpu", **arguments})
 
     def traced(self, model="tinytales", **arguments):
-        """An LLM that is traced from the start: its attribute `trace` has the records."""
+        """An LLM that is traced from the start; its attribute `trace` has the records."""
         return traced(self.LLM(str(model), **{"device": "cpu", **arguments}))
 
     @property
     def one_by_one(self) -> dict[str, str]:
-        """Options with which a step gives each request one token, for those who count steps."""
+        """Options with which a step gives each request exactly one token, for callers that count steps."""
         return {"speculate": "off"} if self.has_option("speculate") else {}
 
     @property
     def exact(self) -> dict[str, str]:
-        """Options with which its tokens are the checkpoint's, for those who compare them with another stage's."""
+        """Options with which its tokens are the checkpoint's, for callers that compare them with another stage's."""
         return {"weights": "as-is"} if self.has_option("weights") else {}
 
     # --- Looking inside ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def recorded_logits(self, key: Callable[[Any], Any] | None = None) -> Iterator[dict[Any, "Tensor"]]:
-        """The logits that the sampler saw: (request id, number of output tokens before) -> [vocab_size]; or by another
-        key of the request."""
+        """Record, in this block, the logits that the sampler gets: (request id, number of output tokens before) ->
+        [vocab_size], or by another key of the request."""
         key = key or (lambda request: (request.request_id, len(request.output_token_ids)))
         records, where = {}, self.part("runner" if self.number >= 6 else "engine")
         name = "sample_rows" if self.number >= 6 else "sample"
@@ -83,7 +83,7 @@ class Stage(stages.Stage):
             setattr(where, name, original)
 
     def make_request(self, params, prompt_token_ids=(1,), output_token_ids=(), seed=0, eos_token_ids=()):
-        """A request in the middle of its life."""
+        """A request with this prompt and these output tokens so far."""
         request = self.part("request").Request(
             request_id="0",
             prompt=None,
@@ -107,7 +107,7 @@ class Stage(stages.Stage):
         return [sample(row, request) for row, request in zip(logits, requests, strict=True)]
 
     def filtered(self, logits: "Tensor", requests: list) -> "Tensor":
-        """The scores that are drawn from, after penalties, temperature and filters: [n_rows, vocab_size]."""
+        """The scores that tokens are drawn by, after penalties, temperature and filters. -> [n_rows, vocab_size]"""
         import torch
 
         sampler, seen = self.part("sampler"), []
@@ -121,19 +121,19 @@ class Stage(stages.Stage):
 
 
 def traced(llm: Any) -> Any:
-    """Trace an LLM, or a Stepper, from now on; its attribute `trace` has the records, and `trace_header` what it is."""
+    """Trace an LLM or a Stepper from now on. Its attribute `trace` has the records, and `trace_header` the header."""
     llm.traced = tracing.Trace(llm)
     llm.trace, llm.trace_header = llm.traced.records, llm.traced.header
     return llm
 
 
 class Stepper:
-    """The engine of stage 4 or later, or one that is made like it, without its thread: its caller runs the steps, as of
-    vLLM's LLMEngine.
+    """The engine of stage 4 or later, or one with the same files, but without its thread: the caller runs the steps, as
+    with vLLM's LLMEngine.
 
     Attributes:
-        engine: the stage's.
-        unfinished: the requests that wait or run, by their ids.
+        engine: the stage's Engine.
+        unfinished: the requests that wait or run, by request id.
     """
 
     def __init__(self, stage: "Stage | OwnEngine", model: str, **options):
@@ -141,7 +141,7 @@ class Stepper:
         self.engine = stage.part("engine").Engine(stage.part("config").EngineConfig(model, **options))
         self.inputs = stage.part("inputs").InputProcessor(self.engine, stage.part("request").Request)
         self.unfinished: dict[str, Any] = {}
-        self._ended: list[Any] = []  # in a step that failed after their last token
+        self._ended: list[Any] = []  # completions whose last token came in a step that then failed
 
     @property
     def stats(self) -> Any:
@@ -152,7 +152,7 @@ class Stepper:
         self.engine.stats = stats
 
     def add_request(self, request_id: str, prompt: Any, params: Any = None, *, priority: int = 0) -> None:
-        """Raises ValueError if the prompt or a parameter is wrong, or an unfinished request has this id."""
+        """Raises ValueError if the prompt or a parameter is invalid, or an unfinished request has this id."""
         if request_id in self.unfinished:
             raise ValueError(f"request_id {request_id!r} belongs to a request that is not finished")
         request = self.inputs.request(prompt, params or self.stage.SamplingParams(), priority)
@@ -162,7 +162,7 @@ class Stepper:
         self.engine.add(request)
 
     def step(self) -> list[Any]:
-        """Run one step; returns the results so far of the requests that got a token. If it fails, all start over."""
+        """Run one step. Returns the results so far of the requests that got a token. If it fails, all start over."""
         import torch
 
         if not self.unfinished:
@@ -184,7 +184,7 @@ class Stepper:
         return outputs
 
     def abort_request(self, request_id: str) -> None:
-        """An id that is not there is ignored: the request may have ended a moment ago."""
+        """Abort a request. An unknown id is ignored, because the request may just have ended."""
         if (request := self.unfinished.pop(request_id, None)) is not None:
             self.engine.abort(request)
 
@@ -193,7 +193,7 @@ class Stepper:
 
 
 class OwnEngine:
-    """An engine of somebody's own: any directory that has `LLM` and `SamplingParams`. Nothing else of it is known.
+    """A user's own engine: any package with `LLM` and `SamplingParams`. Nothing else is known about it.
 
     Raises:
         ValueError: there is no such package, or it lacks one of the two.
@@ -203,7 +203,7 @@ class OwnEngine:
         self.directory = Path(directory).resolve()
         if not (self.directory / "__init__.py").is_file():
             raise ValueError(f"{directory} is not an engine: it has no __init__.py")
-        # A name that no other module has, whatever the directory is called.
+        # A name that no other module has, whatever the directory's name is.
         name = f"own_engine_{sum(name.startswith('own_engine_') for name in sys.modules)}"
         spec = importlib.util.spec_from_file_location(
             name, self.directory / "__init__.py", submodule_search_locations=[str(self.directory)]
@@ -218,7 +218,7 @@ class OwnEngine:
         self.module, self.LLM, self.SamplingParams = name, module.LLM, module.SamplingParams
 
     def part(self, name: str) -> Any:
-        """A module of it, or of its support. Raises ImportError if it has no such file, or one that fails."""
+        """One of its modules, from the directory or its support/. Raises ImportError if there is none, or it fails."""
         folder = "" if (self.directory / f"{name}.py").is_file() else ".support"
         return importlib.import_module(f"{self.module}{folder}.{name}")
 
@@ -226,7 +226,8 @@ class OwnEngine:
         return self.directory.name
 
     def engine(self, model: str | Path, options: dict, **needed):
-        """An engine of it. Options that it does not know are left out; what is needed raises TypeError then."""
+        """Make an LLM. Of `options`, it gets those that it knows; if it doesn't know all of `needed`, it raises
+        TypeError."""
         while True:
             try:
                 return self.LLM(str(model), **options, **needed)
@@ -237,8 +238,8 @@ class OwnEngine:
                 options = {name: value for name, value in options.items() if name != unknown}
 
     def stepper(self, model: str | Path, options: dict, **needed):
-        """The same, to be stepped by hand: an LLM with the methods of Stepper; or, if it has the files of stage 4, its
-        Engine, without the thread that would run the steps."""
+        """The same for an engine whose steps the caller runs: a Stepper around its Engine if it has the files of stage
+        4, or else an LLM, which has to have a Stepper's methods."""
         if not (self.directory / "engine_loop.py").is_file():
             return self.engine(model, options, **needed)
         config = self.part("config").EngineConfig
@@ -247,7 +248,7 @@ class OwnEngine:
 
 
 def unknown_argument(error: TypeError, names: Iterable[str]) -> str | None:
-    """Which of these keyword arguments a call did not know, if that is what the error says."""
+    """Which of these keyword arguments the called function does not know, if that is what the error says."""
     if "unexpected keyword" not in str(error):
         return None
     return next((name for name in names if f"'{name}'" in str(error)), None)
@@ -257,7 +258,7 @@ STAGES = [Stage(number) for number in stages.PACKAGES]
 
 
 def random_prompts(vocab_size: int, lengths: list[int], seed: int = 0) -> list[list[int]]:
-    """Prompts of these lengths, without token 0, which ends a text in the checkpoints of the tests."""
+    """Prompts of these lengths, without token 0, which is the end token in the tests' checkpoints."""
     import torch
 
     generator = torch.Generator("cpu").manual_seed(seed)

@@ -1,9 +1,9 @@
-"""Environments for clients, because what they need excludes each other: .clients/openai and its like.
+"""Environments for clients, such as .clients/openai, because the clients' requirements conflict.
 
     python -m tools.environments openai lm-eval guidellm
 
-What goes into each is an extra of pyproject.toml, `clients-NAME`. They see the packages of the environment that makes
-them too, and so share its torch, which alone takes most of a gigabyte.
+What is installed in each is an extra in pyproject.toml, `clients-NAME`. They also see the packages of the environment
+that makes them, and so share its torch, which alone takes most of a gigabyte.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ except ModuleNotFoundError:  # Python 3.10
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = ROOT / ".clients"
-UNFIT = {"vllm-bench": ("torchvision", "torchaudio", "torchcodec")}  # they are built for another torch
+UNFIT = {"vllm-bench": ("torchvision", "torchaudio", "torchcodec")}  # built for a different torch
 
 
 def python_of(name: str) -> Path:

@@ -1,10 +1,10 @@
-"""Mutants: a source with one thing in it changed, in each way that an operator knows.
+"""Mutants: copies of a source file, each with one small change.
 
-Beside the usual operators (comparisons, arithmetic, constants, conditions, statements left out) there are some for the
-mistakes of this field: ends of slices, copies left out, hashes for values, integers of a few bits, and changes at the
-border of a function. These wrap what the public functions take and return (see `BORDER`): other types, one list for all
-results, arguments that are changed, and wrong results or errors from some size on, like a branch that small cases never
-take. A source in C has fewer of them: its text is changed token by token (see `in_c`).
+Besides the usual changes (comparisons, arithmetic, constants, conditions, statements left out) there are some for
+mistakes that are typical of this field: ends of slices, copies left out, hashes instead of values, integers of a few
+bits, and changes at the border of a function. The last kind wraps a public function (see `BORDER`): it returns another
+type, or the same list every time, changes its arguments, or gives wrong results or errors from some size on, like a
+branch that small cases never take. A C file has fewer of them: its text is changed token by token (see `in_c`).
 """
 
 import ast
@@ -143,7 +143,15 @@ CHANGES = [
 
 
 class Mutant(NamedTuple):
-    """One change: its kind, its function, the original text and the replacement; the whole text, and the line."""
+    """One change.
+
+    Attributes:
+        kind: such as "comparison".
+        where: the function that is changed.
+        before, after: the original text and its replacement.
+        text: the whole changed file.
+        line: where the change is.
+    """
 
     kind: str
     where: str
@@ -159,7 +167,7 @@ class Mutant(NamedTuple):
 
 
 def sites(tree: ast.AST, where: str = "") -> Iterator[tuple[ast.AST, str]]:
-    """All nodes, each with the function that it is in."""
+    """All nodes, each with the name of the function that it is in."""
     for node in ast.iter_child_nodes(tree):
         name = where
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -174,7 +182,7 @@ def lines_of(source: str) -> list[bytes]:
 
 
 def segment(source: str, node: ast.AST) -> str:
-    """As ast.get_source_segment, which cuts the whole source into lines for each node."""
+    """The same as ast.get_source_segment, which would split the whole source into lines for each node."""
     if getattr(node, "end_lineno", None) is None:
         return ""
     lines = lines_of(source)[node.lineno - 1 : node.end_lineno]  # pyright: ignore[reportAttributeAccessIssue]
@@ -254,7 +262,7 @@ def changes_of_call(node: ast.Call, of) -> Iterator[tuple[str, str]]:
 
 
 def numbered(found: Iterable[Mutant]) -> list[Mutant]:
-    """Two of one name get numbers."""
+    """Number the mutants that have the same name as an earlier one."""
     made, counts = list(found), Counter[str]()
     for i, mutant in enumerate(made):
         counts[mutant.name] += 1
@@ -276,8 +284,8 @@ C_BOUNDS = (8, 255, 65_535)
 
 
 def in_c(source: str) -> Iterator[Mutant]:
-    """Operators, constants, and statements left out; and functions that return at once when a number is large, or
-    when they were called often."""
+    """Changed operators and constants, and statements left out; and functions that return early if an argument is
+    large, or after many calls."""
     where, position = "the file", 0
     heads = {
         match.start(): match
@@ -296,7 +304,7 @@ def in_c(source: str) -> Iterator[Mutant]:
         if token.startswith(("/*", "#", "_Pragma", '"')) or in_head:
             continue
         if token.startswith("\n"):
-            position = match.start() + 1  # what is in the line comes next
+            position = match.start() + 1  # the tokens in this line come next
             statement = token.strip()
             if not re.match(r"(const|float|int64_t|vec|static|return|case|for|break)\b", statement):
                 yield changed("statement", match.start() + len(token) - len(token.lstrip()), match.end(), ";")
@@ -325,7 +333,7 @@ def in_c(source: str) -> Iterator[Mutant]:
 
 
 def in_python(source: str) -> list[Mutant]:
-    """Operators, constants, conditions, statements left out."""
+    """Changed operators, constants and conditions, and statements left out."""
     tree, made = ast.parse(source), []
     starts = [0]
     for line in source.encode().splitlines(keepends=True):
@@ -368,7 +376,7 @@ def in_python(source: str) -> list[Mutant]:
 
 
 def without_effect(node: ast.AST) -> list[ast.expr]:
-    """Annotations, what an error says, and `strict=True`: nothing changes in a right answer without them."""
+    """Annotations, the arguments of errors, and `strict=True`: correct answers don't depend on them."""
     if isinstance(node, ast.keyword) and node.arg == "strict":
         return [node.value]
     if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
@@ -378,7 +386,7 @@ def without_effect(node: ast.AST) -> list[ast.expr]:
 
 
 def public(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, str]]:
-    """The functions and methods that the text names: those of the skeleton."""
+    """The public functions and methods, with their names: those of an exercise's skeleton."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             yield node, node.name
@@ -406,7 +414,7 @@ def at_the_border(source: str, tree: ast.Module) -> Iterator[Mutant]:
 
 
 def can_show(change: str, amount: object, function: ast.FunctionDef) -> bool:
-    """Whether a change at the border can do anything to a function of these types."""
+    """Whether a change at the border can have any effect on a function with these types."""
     notes = [ast.unparse(argument.annotation) for argument in function.args.args if argument.annotation]
     given = " ".join(note for note in notes if "Callable" not in note)
     back = ast.unparse(function.returns) if function.returns else "None"

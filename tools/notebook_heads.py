@@ -1,8 +1,8 @@
-"""What depends on the repository's address: the badges of the README and of the notebooks, what the README clones, and
+"""What depends on the repository's address: the badges in the README and the notebooks, the README's `git clone`, and
 the lines with which a notebook on Colab fetches the project.
 
-    python tools/notebook_heads.py             # say which files differ; exit 1 if any does
-    python tools/notebook_heads.py --write     # write them
+    python tools/notebook_heads.py             # say which files are out of date; exit 1 if any is
+    python tools/notebook_heads.py --write     # update them
 
 The address is given once, in pyproject.toml, under [project.urls], as Repository. Without it there are no badges, and
 nothing is fetched.
@@ -23,8 +23,8 @@ COLAB = "https://colab.research.google.com/github/{repository}/blob/main/noteboo
 CODESPACES = "[![Open in Codespaces](https://github.com/codespaces/badge.svg)](https://codespaces.new/{repository})"
 SITE = "[Read it as a website]({address})"
 
-# The first code cell up to the line that begins as the last one here; what follows is the notebook's own. In a clone
-# start.py is next to the notebook, and the last line is enough.
+# The first code cell, up to the line that begins with LAST_LINE; from there it is the notebook's own. In a clone,
+# start.py is next to the notebook, and nothing is fetched.
 FETCH = """import importlib.util
 
 if not importlib.util.find_spec("start"):  # the notebook stands alone, as on Colab
@@ -38,7 +38,7 @@ def repository(pyproject: Path = ROOT / "pyproject.toml") -> str | None:
     """The repository's address, as https://github.com/OWNER/NAME; None if pyproject.toml names none.
 
     Raises:
-        ValueError: the address is another one; Colab opens notebooks of GitHub.
+        ValueError: the address is not on GitHub, from where Colab opens notebooks.
     """
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     address = project.get("urls", {}).get("Repository")
@@ -48,13 +48,13 @@ def repository(pyproject: Path = ROOT / "pyproject.toml") -> str | None:
 
 
 def site_address(repository: str) -> str:
-    """Where GitHub's Pages publish a repository's site."""
+    """Where GitHub Pages publishes a repository's site."""
     owner, _, name = repository.removeprefix("https://github.com/").partition("/")
     return f"https://{owner.lower()}.github.io/{name}/"
 
 
 def with_badge(text: str, name: str, address: str | None) -> str:
-    """A notebook's first text with the badge below its title, or without one."""
+    """A notebook's first text cell, with the badge below its title, or without a badge if there is no address."""
     title, _, rest = re.sub(r"\[!\[Open in Colab\].*\n\n", "", text).partition("\n\n")
     if address is None:
         return f"{title}\n\n{rest}"
@@ -63,8 +63,8 @@ def with_badge(text: str, name: str, address: str | None) -> str:
 
 
 def with_entries(readme: str, address: str | None) -> str:
-    """The README with the ways in below its first sentence, or without them: the site, Colab, Codespaces. And what to
-    clone."""
+    """The README with the address to clone, and with links below its first sentence to the site, Colab and Codespaces,
+    or without these if there is no address."""
     readme = re.sub(r"git clone \S+ stagewise", f"git clone {address or 'REPOSITORY_URL'} stagewise", readme)
     before, _, rest = re.sub(r"\n<!-- entries -->.*?<!-- end of entries -->\n", "", readme, flags=re.DOTALL).partition(
         "**\n"
@@ -80,20 +80,20 @@ def with_entries(readme: str, address: str | None) -> str:
 
 
 def with_setup(code: str, address: str | None) -> str:
-    """The first code cell, which fetches the project first where it may have to."""
+    """The first code cell, which fetches the project if there is an address to fetch it from."""
     fetch = "" if address is None else FETCH.format(address=address)
     return fetch + code[code.index(LAST_LINE) :]
 
 
 def write_head(notebook: NotebookNode, name: str, address: str | None) -> None:
-    """Put badge and setup into a notebook, in place; its outputs stay."""
+    """Put the badge and the setup into a notebook, in place. Its outputs stay."""
     text = next(cell for cell in notebook.cells if cell.cell_type == "markdown")
     code = next(cell for cell in notebook.cells if cell.cell_type == "code")
     text.source, code.source = with_badge(text.source, name, address), with_setup(code.source, address)
 
 
 def refresh(path: Path, address: str | None, write: bool) -> bool:
-    """Whether a notebook's head is not as it should be; with `write` it is then."""
+    """Whether a notebook's head is out of date. With `write`, it is updated."""
     notebook = nbformat.read(path, as_version=4)
     before = nbformat.writes(notebook)
     write_head(notebook, path.name, address)

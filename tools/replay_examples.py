@@ -1,10 +1,10 @@
-"""The pages in stagewise/replay/examples: runs that show one thing each, with a story told of them.
+"""The pages in stagewise/replay/examples: runs that each show one thing, with a story about it.
 
     python -m tools.replay_examples                       # makes all of them again
     python -m tools.replay_examples preemption beams      # only these
 
-They run the bundled model, greedily or with a seed, so that everybody gets the same steps; the times are those of the
-machine that made them.
+They run the bundled model, greedily or with a seed, so the steps are the same on every machine; the times are those of
+the machine that made the pages.
 """
 
 import argparse
@@ -65,7 +65,7 @@ class Run:
 
 
 def least_disturbed(run: Run) -> Trace:
-    """The fastest of some runs: a process's first steps are slow, and other programs take their time too."""
+    """The fastest of several runs, since a process's first steps are slow, and other programs may interfere."""
     traces = [run.trace() for _ in range(REPEATS)]
     return min(traces, key=lambda trace: trace.steps[-1]["start"] - trace.steps[0]["start"])
 
@@ -78,7 +78,7 @@ LATE = ((TALES[0], TALES[1], TALES[3], LONG, TALES[5]), (8, 20, 20, 8, 8))  # th
 CHUNKS = {"max_num_seqs": 3, "max_model_len": 160, "max_num_batched_tokens": 16}
 WHOLE = {"max_num_seqs": 3, "max_model_len": 160, "max_num_batched_tokens": 160, "enable_chunked_prefill": False}
 SHARED = tuple(f"{LONG} {end}" for end in ("the sun", "a boat", "a bear", "his friends"))
-TOO_LONG, TOO_FEW = f"{LONG} {TALES[4]}", {"num_blocks": 6, "watermark": 0.0}  # it waits, others fit beside TALES[4]
+TOO_LONG, TOO_FEW = f"{LONG} {TALES[4]}", {"num_blocks": 6, "watermark": 0.0}  # it waits; others fit next to TALES[4]
 DRAWN = {"n": 4, "temperature": 0.8, "seed": 3}
 SAMPLED = {"temperature": 0.8, "seed": 1}
 FEW = {"num_blocks": 8}

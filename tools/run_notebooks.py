@@ -1,4 +1,4 @@
-"""Run the notebooks from top to bottom and keep what they show, in place.
+"""Run the notebooks from top to bottom, and save their outputs in place.
 
 python tools/run_notebooks.py                             # all of notebooks/
 python tools/run_notebooks.py notebooks/03_paging.ipynb

@@ -1,4 +1,4 @@
-"""Start the server as a user does, for a client that runs in another environment."""
+"""Start the server as a user would, for a client that may run in another environment."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 @contextlib.contextmanager
 def server(*arguments: str | int | Path) -> Iterator[tuple[str, subprocess.Popen]]:
-    """A running server: its URL, and its process. It has to end with status 0 when it is asked to."""
+    """Start a server, and yield its URL and its process. It has to end with status 0 on SIGTERM."""
     python = os.environ.get("STAGEWISE_PYTHON", sys.executable)  # a client's tests run in another environment
     command = [python, "-m", "stagewise.serving", "--port", "0", *map(str, arguments)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, encoding="utf-8")

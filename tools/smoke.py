@@ -2,7 +2,8 @@
 
     python tools/smoke.py
 
-It needs the extra `serve`, and neither make nor a C compiler. Exit 1 if something failed; the last line says what.
+It needs the extra `serve`, but neither make nor a C compiler. Exits with 1 if something failed; the last line says
+what.
 """
 
 import json
@@ -15,11 +16,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PROMPT = "Once upon a time"
-LIMIT = 300  # seconds for each
+LIMIT = 300  # seconds for each command
 
 
 def complete(*arguments: str) -> None:
-    """Run a module of the project; its output has to continue the prompt."""
+    """Run a module of the project, whose output has to continue the prompt."""
     done = subprocess.run(
         [sys.executable, "-m", *arguments, "--prompts", PROMPT],
         cwd=ROOT,

@@ -1,12 +1,12 @@
-"""What a stage changed against the one before it: files, lines added, lines removed.
+"""What a stage changes compared with the one before it: files, lines added, lines removed.
 
     python tools/stage_diff.py 2            # the table of stage 2
     python tools/stage_diff.py 2 --full     # and the diff itself
     python tools/stage_diff.py 2 model.py   # the diff of this file
     python tools/stage_diff.py --write      # put every stage's table, and the code that it shows, into its README
 
-Pages and pictures are left out: they hold the tables. Of `support/`, which no chapter teaches, the table says in a line
-which files are new or changed. The code that a README shows stands between the marks
+Pages and pictures are left out, because they contain the tables. For `support/`, which no chapter teaches, the table
+only says in one line which files are new or changed. The code that a README shows is between the marks
 `<!-- code: FILE FUNCTION ... -->` and `<!-- end of code -->`, where a function may be `Class.method`.
 """
 
@@ -43,12 +43,12 @@ def count(diff: list[str]) -> tuple[int, int]:
 
 
 def is_code(name: str) -> bool:
-    """Whether the table shows it: no page or picture, and nothing of support/."""
+    """Whether the table has a row for it: not for pages and pictures, nor for files in support/."""
     return Path(name).suffix not in TEXTS and not name.startswith(SUPPORT)
 
 
 def table(stage: str) -> str:
-    """The stage's changes as a Markdown table: its new and changed files, with totals; of the first stage its lines."""
+    """A Markdown table of the stage's new and changed files, with totals; for the first stage, of its files' lines."""
     stages = list(read_stages())
     before = stages[stages.index(stage) - 1] if stages.index(stage) else None
     rows, same, totals, support = [], [], {"new": [0, 0], "changed": [0, 0]}, {"new": [], "changed": []}
@@ -90,12 +90,12 @@ def with_table(readme: str, new_table: str) -> str:
 
 
 def functions(text: str, path: Path) -> dict[str, tuple[int, int]]:
-    """The functions of a file's text: name -> where its lines begin and end; a method's name may be `Class.method`."""
+    """The functions in a file's text: name -> where its lines begin and end. A method's name may be `Class.method`."""
     return (python_functions if path.suffix == ".py" else c_functions)(text)
 
 
 def source(path: Path, names: list[str]) -> str:
-    """The source of these functions in a file. Raises ValueError if there is no such function."""
+    """The source of some functions in a file. Raises ValueError if one does not exist."""
     text = path.read_text(encoding="utf-8")
     lines, found = text.splitlines(), functions(text, path)
     if unknown := [name for name in names if name not in found]:
@@ -104,12 +104,12 @@ def source(path: Path, names: list[str]) -> str:
 
 
 def first_line(path: Path, name: str) -> int:
-    """Where a function of a file begins, counted from 1."""
+    """The number of the line on which a function begins, counted from 1."""
     return functions(path.read_text(encoding="utf-8"), path)[name][0] + 1
 
 
 def python_functions(text: str) -> dict[str, tuple[int, int]]:
-    """name -> where its lines begin and end, decorators among them; of classes too."""
+    """name -> where its lines begin and end, including decorators. Classes are in it, too."""
     found = {}
     for node in ast.walk(ast.parse(text)):
         owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
@@ -121,7 +121,7 @@ def python_functions(text: str) -> dict[str, tuple[int, int]]:
 
 
 def c_functions(text: str) -> dict[str, tuple[int, int]]:
-    """The same of C: from a line that is not indented and has `name(` to the next line that is only a brace."""
+    """The same for C: from an unindented line with `name(` to the next unindented line that ends with a brace."""
     lines, found = text.splitlines(), {}
     for number, line in enumerate(lines):
         if (match := re.match(r"\w[\w *]* \**(\w+)\(", line)) and not re.search(r"\);[^{}]*$", line):  # no prototype
@@ -142,12 +142,12 @@ def with_code(readme: str, stage: str) -> str:
 
 
 def pages(stage: str) -> list[Path]:
-    """The chapter, its further pages, and the page of what surrounds its engine, where there is one."""
+    """The stage's chapter, its other pages, and the page of its support/ if there is one."""
     return sorted([*(ROOT / stage).glob("*.md"), *(ROOT / stage / SUPPORT).glob("README.md")])
 
 
 def fresh(page: Path, stage: str) -> str:
-    """A page with the stage's table, if it is the chapter, and the code that it shows as they are now."""
+    """A page with its code, and the stage's table if it is the chapter, brought up to date."""
     text = page.read_text(encoding="utf-8")
     is_chapter = page == ROOT / stage / "README.md"
     return with_code(with_table(text, table(stage)) if is_chapter else text, stage)

@@ -1,16 +1,18 @@
-"""Stories: what an example shows, as stops in its run. stories.toml has the texts; this fills in the traces' numbers.
+"""Stories: what an example shows, told at stops in its run. stories.toml has the texts; the traces' numbers are filled
+in here.
 
     title, message   the example's point, and its result in a few numbers
     chapter          where to read about it, from the root of the repository
     look             "rows" or "memory": the part of a step to show first
     stops            each {at, says, text}. `at` is the event that defines a stop, [kind, who, which, trace]: the first
                      (or second, …) event of this kind for this completion, in the first trace (or the second). Besides
-                     a trace's events there is "carried": a finished row goes through the model; and "right" and
-                     "wrong": a row whose guesses were all right, and one with a wrong guess
+                     a trace's events there are "carried" (a finished row goes through the model), "right" (a row
+                     whose guesses were all right) and "wrong" (a row with a wrong guess)
     verdict          the result
 
-In `title`, `message`, `text` and `verdict`, braces hold numbers from the traces: {a.steps} and {b.steps} for a whole
-run, see `Run`; for a stop's step, what `moment` gives, and under `other` the same for the other trace.
+In `title`, `message`, `text` and `verdict`, braces hold numbers from the traces: {a.steps} and {b.steps} are of whole
+runs (see `Run`); a stop's text can also use what `Run.moment` returns for its step, and as `other` that of the other
+trace.
 """
 
 import sys
@@ -35,13 +37,13 @@ def read_stories() -> dict[str, dict]:
 
 
 def tell(story: dict, traces: Sequence[Trace]) -> dict:
-    """A story as its page needs it, with steps and numbers filled in.
+    """A story in the form that its page needs, with steps and numbers filled in.
 
     Returns:
         {title, message, look, verdict, stops}, each stop {trace, step, says, text}; traces count from 0.
 
     Raises:
-        ValueError: an event is not in its trace, or there is no number with a name.
+        ValueError: an event is not in its trace, or a name in braces is unknown.
     """
     runs = [Run(trace) for trace in traces]
     facts = dict(zip("ab", runs, strict=False))
@@ -71,7 +73,7 @@ def filled(text: str, numbers: dict[str, Any]) -> str:
 
 
 def num_passing(step: dict) -> int:
-    """How many are admitted in a step although an earlier one is refused."""
+    """How many requests are admitted in a step after an earlier one was refused."""
     kinds = [event["kind"] for event in step["before"]]
     return kinds[kinds.index("refused") :].count("admitted") if "refused" in kinds else 0
 
@@ -83,15 +85,15 @@ class Run:
         steps: forward passes; milliseconds: from the beginning of the first to the end of the last;
             slowest: milliseconds of the longest step after the first.
         at_once: the maximum number of rows in a step.
-        computed, recomputed: tokens that went through the model, and those of them that had before.
-        idle: places of padding; carried_rows: rows of finished completions.
+        computed, recomputed: tokens that went through the model, and how many of these had before.
+        idle: positions of padding; carried_rows: rows of finished completions.
         accepted, rejected: guesses that were right, or not.
         largest: the most tokens in a step after the first.
         output, prompts, cached: tokens generated, in all prompts, found in the prefix cache.
         finished, completions: how many there are.
-        preemptions, copied: how often it happened; passing: requests admitted in a step after one that was refused.
-        blocks, block_size, most_held, slots, longest, budget: of the KV cache and of a step, if there are any.
-        prompt: the tokens of each request's prompt.
+        preemptions, copied: how many there were; passing: requests admitted in a step after one that was refused.
+        blocks, block_size, most_held, slots, longest, budget: sizes of the KV cache and of a step, where they apply.
+        prompt: the length of each request's prompt.
     """
 
     def __init__(self, trace: Trace):
@@ -133,7 +135,7 @@ class Run:
         return stage_of(self.trace.header["stage"]).AHEAD
 
     def _look(self, state: State, step: dict) -> dict[str, Any]:
-        """The numbers of a step: for all completions, and under each completion's key for that one."""
+        """The numbers of a step: under "step" for all completions, and under each completion's key its own."""
         held = {block for completion in state.completions.values() for block in completion.blocks}
         of_step = dict(
             waiting=len(state.waiting),
@@ -163,9 +165,10 @@ class Run:
     def moment(self, step: int, who: str) -> dict[str, int]:
         """The numbers of a step, and of a completion in it.
 
-        waiting, held, unheld, shared (blocks), reserved, used (places of the KV cache), step_padding; for the
-        completion: tokens, padding and guesses in its row, how many guesses were accepted, how many tokens are
-        recomputed, its length before the step, its new tokens, and its output after it.
+        For the step: waiting requests; blocks that are held, unheld and shared; tokens of the KV cache that are
+        reserved and used; step_padding. For the completion: tokens, padding and guesses in its row; how many guesses
+        were accepted; how many tokens are computed again; its length before the step; its new tokens; its output after
+        the step.
         """
         return self.moments[step]["step"] | self.moments[step].get(self.key(who), {})
 

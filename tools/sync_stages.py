@@ -1,10 +1,11 @@
-"""Carry a fix in a shared file to every stage that has the same file, as stages.toml says.
+"""Copy a fix in a shared file to every stage that has the same file, according to stages.toml.
 
     python tools/sync_stages.py --check     # say what differs from stages.toml; exit 1 if anything does
     python tools/sync_stages.py --write     # copy each "same" file from the one stage where it was edited to the others
 
-A file is the "same" in a run of neighbouring stages. `--write` looks at each run: what was edited since the last commit
-is the fix, and goes to every copy. If two copies were edited differently, it says so and writes nothing for that file.
+A file is the "same" in a run of consecutive stages. For each run, `--write` takes the copy that was edited since the
+last commit as the fix, and writes it to all others. If two copies were edited differently, it says so and writes
+nothing for that file.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def stage_files(directory: Path) -> set[str]:
 
 
 def check(root: Path = ROOT) -> list[str]:
-    """What is not as stages.toml says, a line each; empty if all is well."""
+    """What differs from stages.toml, a line each."""
     problems, before = [], None
     for stage, files in read_stages(root).items():
         present = stage_files(root / stage)
@@ -56,7 +57,7 @@ def check(root: Path = ROOT) -> list[str]:
 
 
 def runs(stages: dict[str, dict[str, str]]) -> list[list[str]]:
-    """Groups of paths that must be byte-identical: a file and its "same" copies in the stages after it."""
+    """Groups of paths that must be byte-identical: a file, and its "same" copies in the following stages."""
     groups: list[list[str]] = []
     current: dict[str, list[str]] = {}
     for stage, files in stages.items():
@@ -70,13 +71,13 @@ def runs(stages: dict[str, dict[str, str]]) -> list[list[str]]:
 
 
 def committed(path: str, root: Path) -> bytes | None:
-    """The file in the last commit; None if it does not exist there."""
+    """The file's content in the last commit; None if it does not exist there."""
     result = subprocess.run(["git", "show", f"HEAD:{path}"], cwd=root, capture_output=True, check=False)
     return result.stdout if result.returncode == 0 else None
 
 
 def write(root: Path = ROOT) -> tuple[list[str], list[str]]:
-    """Carry every fix to its copies. Returns the paths written, and what could not be decided."""
+    """Copy every fix. Returns the paths written, and the conflicts."""
     written, conflicts = [], []
     for group in runs(read_stages(root)):
         contents = {path: (root / path).read_bytes() if (root / path).exists() else None for path in group}

@@ -1,10 +1,11 @@
-"""A walk through what a stage changed: stops in the order in which to meet the idea, each with some functions as they
-are now, their new lines marked, and a few sentences.
+"""A walk through what a stage changes: stops that introduce its idea in order. Each shows some functions as they are
+now, with the new lines marked, and a few sentences.
 
-    python tools/walk.py     # say which stops lead nowhere; exit 1 if any does
+    python tools/walk.py     # say what is wrong with the stops; exit 1 if anything is
 
-site/walks/ has a file for each stage but the first: an `intro`, and `stops` with a `title`, the `code` (a file and its
-functions or classes, as the chapters' marks name them) and what it `says`. site/extensions/walks.py makes the pages.
+site/walks/ has a file for each stage but the first: an `intro`, and `stops` with a `title`, the `code` (a file and some
+of its functions or classes, named as in the chapters' marks) and what it `says`. site/extensions/walks.py makes the
+pages.
 """
 
 import difflib
@@ -47,7 +48,7 @@ class Stop:
 
     @property
     def line(self) -> int:
-        """Where the first of its functions begins, counted from 1."""
+        """The number of the line on which the first of its functions begins, counted from 1."""
         return first_line(ROOT / self.stage / self.file, self.names[0])
 
     def text(self) -> str:
@@ -57,7 +58,7 @@ class Stop:
         return source(path, self.names)
 
     def old_text(self) -> str:
-        """What the stage before has of its functions, in the file of that name."""
+        """The same functions in the stage before, as far as its file of the same name has them."""
         path, found = ROOT / self.before / self.file, []
         for name in self.names if path.is_file() else []:
             try:
@@ -67,7 +68,7 @@ class Stop:
         return "\n\n\n".join(found)
 
     def changes(self) -> tuple[list[bool], int]:
-        """For each line of the code whether it is new or changed; and how many lines of the stage before are gone."""
+        """(for each line of the code, whether it is new or changed; how many lines of the stage before are gone)"""
         old, new = self.old_text().splitlines(), self.text().splitlines()
         marks, num_gone = [True] * len(new), len(old)
         for block in difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
@@ -88,7 +89,7 @@ def walk_file(stage: str) -> Path:
 
 
 def read_walk(stage: str) -> Walk:
-    """The walk from the stage before to this one, which is not the first."""
+    """The walk from the stage before to this one, which must not be the first."""
     stages, found = list(read_stages()), tomllib.loads(walk_file(stage).read_text(encoding="utf-8"))
     before = stages[stages.index(stage) - 1]
     return Walk(stage, found["intro"].strip(), [Stop(stage, before, **stop) for stop in found["stops"]])
@@ -111,13 +112,13 @@ def problems(walk: Walk) -> list[str]:
 
 
 def words_html(text: str) -> str:
-    """A few sentences, with `code` and *emphasis*."""
+    """A few sentences as HTML, with `code` and *emphasis*."""
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text.strip(), quote=False))
     return re.sub(r"\*([^*]+)\*", r"<em>\1</em>", text)
 
 
 def code_html(stop: Stop) -> str:
-    """The code in its colors, a line each; new and changed ones have the class `new`."""
+    """A stop's code as HTML with colors. New and changed lines have the class `new`."""
     lexer = get_lexer_for_filename(stop.file, stripnl=False)
     lines = highlight(stop.text(), lexer, HtmlFormatter(nowrap=True)).splitlines()
     marked = zip(lines, stop.changes()[0], strict=True)
@@ -126,7 +127,7 @@ def code_html(stop: Stop) -> str:
 
 
 def stop_html(stop: Stop, number: int, total: int, link: str) -> str:
-    """A stop. link: to the file's own page."""
+    """A stop as HTML. link: a link to the file's own page."""
     marks, num_gone = stop.changes()
     counts = f"+{sum(marks)} −{num_gone}" if stop.old_text() else "new"
     return f"""<section class="stop" id="stop-{number}" aria-labelledby="title-{number}">

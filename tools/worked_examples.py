@@ -1,10 +1,10 @@
-"""The worked examples of the stages' chapters: a run that is small enough to follow by hand, step by step, as a table.
+"""The worked examples in the stages' chapters: runs small enough to follow by hand, as tables with a row per step.
 
     python tools/worked_examples.py --write     # run them all, and put the tables into the pages
 
-A page of a stage names the run in a comment, `<!-- worked: python -m stage04 --prompts "A fox" … -->`. What is between
-that line and `<!-- end of worked -->` is written here: the command, and a table that is read off its trace. The runs
-are greedy or have a seed, so they come out the same each time.
+A page names a run in a comment, `<!-- worked: python -m stage04 --prompts "A fox" … -->`. This tool fills in everything
+between that line and `<!-- end of worked -->`: the command, and a table made from its trace. The runs are greedy or
+have a seed, so they come out the same every time.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sync_stages import ROOT, read_stages
 
-sys.path.insert(0, str(ROOT))  # the stages, and the reader of their traces
+sys.path.insert(0, str(ROOT))  # for the stages, and the reader of their traces
 from stagewise.cli import main as run_stage
 from stagewise.replay.state import Key, State
 from stagewise.stages import stage_of
@@ -29,7 +29,7 @@ BLOCK = re.compile(r"<!-- worked: (python -m stage\d\d [^\n]+) -->\n.*?<!-- end 
 
 
 def run(stage: str, command: str) -> Trace:
-    """Run a command of a stage, with a trace. Raises ValueError if it fails."""
+    """Run a stage's command, with a trace. Raises ValueError if it fails."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         path = Path(folder, "trace.jsonl")
         arguments = [*shlex.split(command)[3:], "--quiet", "--trace", str(path)]
@@ -39,9 +39,10 @@ def run(stage: str, command: str) -> Trace:
 
 
 def table(trace: Trace) -> str:
-    """A line per step: what goes through the model for whom, what comes of it, and what that takes."""
+    """A row per step: for each completion the tokens that go through the model and the token that comes out, and what
+    the step costs."""
     state, texts, lines = State.before(trace.header), {}, []
-    for step in (step for step in trace.steps if step["rows"]):  # not the engine at rest
+    for step in (step for step in trace.steps if step["rows"]):  # without those of an idle engine
         texts |= step["texts"]
         state.begin(step)
         cells = {key: computed(state, key, texts) for key in state.completions}
@@ -59,13 +60,13 @@ def table(trace: Trace) -> str:
 
 
 def name(state: State, key: Key) -> str:
-    """A, B, C …; of several completions A1, A2 …"""
+    """A, B, C …; or A1, A2 … if the request has several completions."""
     letter = chr(ord("A") + int(key[0]))
     return f"{letter}{key[1] + 1}" if state.completions[key].n > 1 else letter
 
 
 def computed(state: State, key: Key, texts: dict[str, str]) -> str:
-    """What a step computes of a completion: its tokens, and a dot for each position of padding."""
+    """What a step computes for a completion: its tokens, and a dot for each position of padding."""
     row, completion = state.rows.get(key), state.completions[key]
     if row is None:
         return "waits" if key in state.waiting else ""
@@ -82,14 +83,14 @@ def written(token: int, texts: dict[str, str]) -> str:
 
 
 def outcome(step: dict, key: Key, texts: dict[str, str]) -> str:
-    """The token that a completion gets in a step; a square if it is its last."""
+    """The token that a completion gets in a step, and a square if it is the last."""
     own = [event for event in step["after"] if (event.get("request_id"), event.get("index")) == key]
     tokens = [f" → {written(event['token_id'], texts)}" for event in own if event["kind"] == "token"]
     return "".join(tokens + [" ■" for event in own if event["kind"] == "finished"])
 
 
 def work(trace: Trace, state: State) -> dict[str, str]:
-    """How many tokens a step computes, of how many that it may, and what of this is for nothing."""
+    """How many tokens a step computes, of how many it may, and how many of them are recomputed or padding."""
     options = trace.header["options"]
     num_tokens = sum(row["num_tokens"] + len(row.get("drafts", [])) for row in state.rows.values())
     if most := options.get("max_num_batched_tokens"):
@@ -104,7 +105,7 @@ def work(trace: Trace, state: State) -> dict[str, str]:
 
 
 def memory(trace: Trace, state: State, step: dict) -> dict[str, str]:
-    """Who has which slots or blocks, and how much of what is reserved is used."""
+    """Which completion has which slots or blocks, and how much of the reserved memory is used."""
     cells = {}
     if "num_blocks" in trace.header:
         copies = {event["target"]: event["source"] for event in step["before"] if event["kind"] == "copied"}
@@ -125,13 +126,13 @@ WIDTH = 96
 
 
 def in_quotes(text: str, old: str, new: str) -> str:
-    """The text with `old` replaced where it is in double quotes, and after the first word."""
+    """The text with `old` replaced inside double quotes, and after the first word."""
     first, _, rest = text.partition(" ")
     return f"{first}\0" + re.sub(r'"[^"]*"', lambda quoted: quoted[0].replace(old, new), rest)
 
 
 def over_lines(command: str) -> str:
-    """A command that can be pasted into a shell, in lines that fit on a page."""
+    """A command that can be pasted into a shell, in lines that fit a page."""
     # A flag keeps its values, or, if they are too long for a line, the first of them.
     flags = command.split(" --")
     words = [flag.replace(" ", "\0") if len(flag) < WIDTH else in_quotes(flag, " ", "\0") for flag in flags]
