@@ -66,8 +66,8 @@ def listed_files() -> dict[str, dict[str, str]]:
 
 
 def stages_that_change(*names: str) -> list[Stage]:
-    """The stages in which one of these files is not byte for byte the one of the stage before: in the others it would
-    only be tested again."""
+    """The stages in which one of these files differs from the stage before. In the others, the same bytes would only be
+    tested again."""
     listed = listed_files()
     unknown = set(names).difference(*listed.values())
     assert not unknown, f"no stage has {', '.join(sorted(unknown))}; a test that is about it would run on none"
@@ -83,7 +83,7 @@ def wait_until(condition, seconds=300):
 
 @contextlib.contextmanager
 def in_threads(*calls):
-    """Each of the calls runs in a thread of its own beside the block, and ends; what they return is added to a list."""
+    """Run each call in its own thread next to the block, and wait for its end. The results are added to a list."""
     results, errors = [], []
 
     def run(call):
@@ -103,7 +103,7 @@ def in_threads(*calls):
 
 
 def unfinished(llm) -> list:
-    """The unfinished requests of an engine that has a thread, once it has done what it was told so far."""
+    """The unfinished requests of an engine with a thread, after it has carried out all earlier commands."""
     return llm.loop.call(lambda: list(llm.loop.waiters))
 
 
@@ -128,8 +128,8 @@ def write_checkpoint(directory: Path, seed: int = 0, **sizes) -> Path:
 
 
 def fetch_from(patch: pytest.MonkeyPatch, endpoint: str, home: Path, offline: bool = False) -> None:
-    """What HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE say to another process, whose huggingface_hub reads them when it is
-    imported."""
+    """Set in this process what HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE set in another, whose huggingface_hub reads them
+    on import."""
     from huggingface_hub import HfFileSystem, constants
 
     said = dict(ENDPOINT=endpoint, HF_HUB_CACHE=str(home / "hub"), HF_HUB_OFFLINE=offline, HF_HUB_DISABLE_XET=True)
@@ -140,7 +140,7 @@ def fetch_from(patch: pytest.MonkeyPatch, endpoint: str, home: Path, offline: bo
 
 
 def without_notes(stderr: str) -> str:
-    """What a process said, but for the note that a checkpoint of the tests has no tokenizer of its own."""
+    """A process's output without the note that the tests' checkpoints have no tokenizer of their own."""
     return "".join(line for line in stderr.splitlines(keepends=True) if "has no tokenizer" not in line)
 
 
@@ -150,7 +150,7 @@ EMULATED = ROOT / "tests/kernels/emulated.h"
 @functools.cache
 def kernels_with(stage: Stage, instructions: str):
     """This stage's kernels, loaded, for whole engines as on a CPU with these instructions: "AMX", in plain C, or a
-    level of x86-64 such as "x86-64-v3". As all others they are kept from run to run."""
+    level of x86-64 such as "x86-64-v3". Like all kernels, they are kept from run to run."""
     compiler, c = stage.part("compiler"), stage.part("kernels.c_kernel")
     march = compiler.MARCH if instructions == "AMX" else instructions
     flags = [f"-march={march}" if flag.startswith("-march=") else flag for flag in compiler.FLAGS]
@@ -164,7 +164,7 @@ def kernels_with(stage: Stage, instructions: str):
 
 
 def cpu_flags() -> set[str]:
-    """What Linux says that an x86-64 CPU has; nothing elsewhere."""
+    """The features that Linux lists for an x86-64 CPU; nothing elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,5 +1,5 @@
-"""Fixtures: `stage` runs a test on every stage, `batched_stage` from stage 2 on; what a test `covers` says in which of
-them `make test` runs it. Checkpoints are made once."""
+"""Fixtures: `stage` runs a test on every stage, `batched_stage` from stage 2 on. What a test `covers` decides in which
+of them `make test` runs it. Checkpoints are made once."""
 
 import contextlib
 import gc
@@ -55,8 +55,8 @@ def batched_stage(request):
 
 
 def pytest_generate_tests(metafunc):
-    """Which stages a test runs on: those that it names itself; in a module about what surrounds the stages those of its
-    `NUMBERS`, which differ in what they can do; else all."""
+    """Decide which stages a test runs on: those that it names itself; in a module about what surrounds the stages, its
+    `NUMBERS`, whose abilities differ; otherwise all."""
     numbers = getattr(metafunc.module, "NUMBERS", range(100))
     for name, stages in (("stage", STAGES), ("batched_stage", BATCHED)):
         named = (mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
@@ -68,8 +68,8 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
-    """A test says which files of the stages it `covers`. Where all of them are as in the stage before, it would only be
-    run again: `make test` leaves that to `make soak`."""
+    """Deselect tests whose files (those that they `cover`) are all the same as in the stage before. `make test` leaves
+    these repetitions to `make soak`."""
     run_again = set()
     for item in items:
         params = item.callspec.params.values() if hasattr(item, "callspec") else ()
@@ -86,8 +86,8 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="module", autouse=True)
 def little_is_collected():
-    """The garbage collector looks only at what a module's tests make: torch and its like take it half a second, again
-    and again."""
+    """The garbage collector looks only at what a module's tests make: the objects of torch and other libraries take it
+    half a second each time."""
     gc.collect()
     gc.freeze()
 
@@ -100,7 +100,7 @@ def pytest_sessionfinish():
 def one_tokenizer():
     """Each stage reads the bundled tokenizer once, not for every engine: nearly all engines here have it, those of
     random checkpoints too, and reading it takes ten times as long as all else of a small one. A stage that is in
-    another directory, or in another process, reads it as ever; `test_tokenizer.py` reads it anew."""
+    another directory, or in another process, reads it as usual; `test_tokenizer.py` always reads it again."""
     names = ("merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json")
     bundled = {name: (TINYTALES / name).read_bytes() for name in names if (TINYTALES / name).exists()}
 
@@ -120,9 +120,9 @@ def one_tokenizer():
 
 @pytest.fixture(scope="session", autouse=True)
 def as_is():
-    """An engine of stage 8 leaves its weights as they are unless it is told "int8": tests hold the stages against each
-    other, against Hugging Face, against a file. All of it is here and in `Stage.start`, since engines are made in many
-    ways: by a test, the command line, a server. That users get int8, and what it does, is in `test_int8.py`."""
+    """An engine of stage 8 leaves its weights as they are unless it is told "int8", because tests compare the stages
+    with each other, with Hugging Face, or with a file. This is done only here and in `Stage.start`, since engines are
+    made in many ways: by a test, the command line, a server. `test_int8.py` tests that users get int8."""
     runner = next(stage.part("runner") for stage in STAGES if stage.has_option("weights"))
     with pytest.MonkeyPatch.context() as patch:
         own = runner.pick_int8
@@ -143,8 +143,8 @@ def little_is_touched():
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_by_one():
-    """What one worker compiles the others wait for, and find: kernels take seconds of all cores. Processes that tests
-    start, and copies of stages, find them, too."""
+    """When one worker compiles kernels, which takes all cores for seconds, the others wait and use the result. So do
+    processes that tests start, and copies of stages."""
     lock = FileLock(Path(os.environ["XDG_CACHE_HOME"], "compiling"))
 
     def locked(compile_kernel):
@@ -181,7 +181,7 @@ def checkpoint(request, tmp_path_factory):
 
 @pytest.fixture
 def any_threads():
-    """A test may set the number of torch's threads: afterwards it is as before."""
+    """A test may set the number of torch's threads; afterwards it is restored."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -195,7 +195,7 @@ def small_checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def draft_checkpoint(tmp_path_factory):
-    """Of the same vocabulary, with other weights, and a shorter context."""
+    """A checkpoint with the same vocabulary, other weights, and a shorter context."""
     sizes = dict(n_layer=1, n_head=2, n_embd=16, n_positions=40, vocab_size=211)
     return str(write_checkpoint(tmp_path_factory.mktemp("draft"), seed=5, **sizes))
 

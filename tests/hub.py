@@ -48,7 +48,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def hub_with(repository, handler=Hub):
-    """The server, which runs in a thread, with no file yet."""
+    """Start the Hub in a thread, with no files yet."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.repository, server.files, server.requested = repository, {}, []
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()

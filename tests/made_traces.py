@@ -1,5 +1,5 @@
-"""Traces of engines that do not exist: consistent, of any length, made in a moment. What they compute is made up; what
-they schedule obeys the rules of the stages, so that everything which the page shows happens in them."""
+"""Traces of engines that do not exist: consistent, of any length, and quickly made. What they compute is made up, but
+their schedules obey the stages' rules, so that everything the page can show happens in them."""
 
 import json
 import random
@@ -32,14 +32,14 @@ def write(path: Path, header: dict, steps: list[dict]) -> Path:
 
 
 def hostile(header: dict, steps: list[dict]) -> tuple[dict, list[dict]]:
-    """The same with texts that would like to be more than text."""
+    """The same trace, with texts that try to be markup or code."""
     for step in steps:
         step["texts"] = {token: HOSTILE[int(token) % len(HOSTILE)] for token in step["texts"]}
     return header, steps
 
 
 class Engine:
-    """What the makers below have in common: requests, and a step's record."""
+    """What the generators below have in common: requests, and a step's record."""
 
     def __init__(self, stage: str, seed: int, num_requests: int, max_tokens: int, n: int = 1, **options):
         self.random = random.Random(seed)
@@ -131,7 +131,7 @@ def static(stage: str = "stage03_kvcache", num_requests: int = 7, max_tokens: in
 
 
 def slots(num_requests: int = 9, max_tokens: int = 14, max_num_seqs: int = 3, budget: int = 64, seed: int = 0):
-    """Stage 4: whoever is done leaves, and the next joins."""
+    """Stage 4: a request that is done leaves, and the next one joins."""
     engine = Engine(
         "stage04_continuous", seed, num_requests, max_tokens, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget
     )
@@ -163,7 +163,7 @@ def slots(num_requests: int = 9, max_tokens: int = 14, max_num_seqs: int = 3, bu
 
 
 def take(engine: Engine, request: dict, left: int, rows: list, slot=None, blocks=None) -> int:
-    """A row for what fits of a request's next tokens; returns how many these are."""
+    """Add a row for as many of a request's next tokens as fit; returns how many these are."""
     start, end = request["computed"], len(request["prompt"]) + len(request["output"])
     num_tokens = min(end - start, left)
     if num_tokens:

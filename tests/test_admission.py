@@ -1,7 +1,8 @@
-"""Who is admitted while the first in the queue waits for memory: few, only if they leave room, and nobody starves.
+"""Which requests are admitted while the first in the queue waits for memory: few, only if they leave room, and none
+starves.
 
-The policy is stage 5's scheduler, which is stage 6's too (a test of the staging holds that), without a model. That
-tokens are the same is tried with whole engines.
+The policy is that of stage 5's scheduler, run without a model. (Stage 6 has the same scheduler, which a test of the
+staging ensures.) That tokens stay the same is tested with whole engines.
 """
 
 import copy
@@ -25,7 +26,7 @@ SIZE = 4  # tokens in a block
 
 
 class Run:
-    """A scheduler, and what it did: who was admitted in which step, who was preempted."""
+    """A scheduler, and what it did: which requests were admitted in which step, and which were preempted."""
 
     def __init__(
         self, num_blocks, policy="fcfs", at_once=64, caching=False, budget=10_000, watermark=0.0, chunked=True
@@ -45,7 +46,7 @@ class Run:
             self.refused.append((self.step, request, details["reason"]))
 
     def add(self, blocks, max_tokens=8, priority=0, prompt=None, num_ahead=0):
-        """A request whose prompt fills so many blocks."""
+        """A request whose prompt fills this many blocks."""
         self.number += 1
         one = make_request(self.number, prompt or [self.number] * (blocks * SIZE), max_tokens)
         one.priority, one.num_ahead = priority, num_ahead
@@ -98,7 +99,7 @@ def test_only_those_that_came_right_after_it():
 
 @pytest.mark.parametrize(("n", "overtakes"), [(AHEAD, True), (AHEAD + 1, False)])
 def test_every_completion_counts(n, overtakes):
-    """A request for many completions overtakes as so many, or not at all."""
+    """A request for many completions counts as that many when it overtakes, or does not overtake at all."""
     run = Run(200)
     run.add(50, max_tokens=40)
     head = run.add(180)
@@ -115,7 +116,7 @@ def test_every_completion_counts(n, overtakes):
 
 @pytest.mark.parametrize(("number", "seen"), [(AHEAD - 1, True), (AHEAD, False)])
 def test_only_so_many_are_passed(number, seen):
-    """Also of those that came before the first, as under "fair": each of them takes time in each step."""
+    """Also if they came before the first one, as under "fair": each of them costs time in each step."""
     run = Run(60, "fair")
     run.add(30, max_tokens=40)
     run.go()
@@ -141,7 +142,7 @@ def test_whoever_goes_ahead_leaves_a_block_to_each_that_runs():
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nobody_starves(policy):
-    """Small ones come for ever, faster than they end, and there would always be room for one of them."""
+    """Small requests keep coming, faster than they end, and there would always be room for one of them."""
     run = Run(40, policy)
     for _ in range(3):
         run.add(8, max_tokens=20)
@@ -163,7 +164,7 @@ def test_nobody_starves(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_runs(policy, seed):
-    """All end, each step holds what must always hold, and nobody is overtaken by one that came much later."""
+    """All requests end, each step keeps the invariants, and none is overtaken by one that came much later."""
     rng = random.Random(seed)
     run = Run(24, policy, at_once=rng.choice([3, 8, 64]), caching=rng.random() < 0.5)
     places = {}
@@ -357,7 +358,7 @@ def test_where_the_completions_of_a_prompt_wait(policy):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_could_be_allocated(seed):
-    """The answer is what comes out if the others do give their blocks back."""
+    """The answer is the same as if the others really gave their blocks back."""
     rng, answers = random.Random(seed), set()
     manager, running = BlockManager(10, SIZE, watermark=0.0), []
     for number in range(60):
@@ -410,7 +411,7 @@ def test_the_tokens_are_the_same(stage, policy, small_checkpoint):
 
 
 def test_the_committed_counts():
-    """What chapter 5 says of two of the policies comes out again."""
+    """Counting again gives what chapter 5 says of two of the policies."""
     committed = json.loads((ROOT / "bench/results/admission.json").read_text())["counts"]["at once"]
     for name in ("nobody", "the next 16, with a free block for each that runs"):
         policy = policies(Scheduler)[name]

@@ -134,7 +134,7 @@ def test_cancelling_a_stream_frees_its_slot(stage, engine):
 
 
 def test_a_huge_prompt_does_not_hold_up_the_engine(stage, engine, monkeypatch):
-    """A text is cut into tokens outside the lock that the engine's thread needs."""
+    """Text is tokenized outside the lock that the engine's thread needs."""
     inside, release = threading.Event(), threading.Event()
 
     def slow(text):
@@ -239,7 +239,7 @@ def test_interactive_survives_input_that_is_no_text(stage):
 
 @pytest.mark.parametrize("stage", INTERACTIVE, ids=str)
 def test_interactive_from_a_pipe(stage):
-    """All lines are answered, in their order, also those that wait while the input has ended; bad ones are told."""
+    """All lines are answered, in order, even those still waiting when the input ends; bad ones are reported."""
     prompts = ["A fox", "One day", "word " * 1500, "A bear"]
     command = [sys.executable, "-m", stage.command, "--interactive", "--temperature", "0", "--max-tokens", "6"]
     said = "\n".join(prompts) + "\n\n"
@@ -274,7 +274,7 @@ def test_news_that_can_not_be_made_are_an_error_for_their_reader(stage, small_ch
 
 
 def test_a_request_that_comes_while_the_engine_ends_is_done(stage, small_checkpoint):
-    """It is submitted, and the engine closed, between two looks of the engine's thread."""
+    """It is submitted, and the engine is closed, before the engine's thread looks again."""
     llm = stage.LLM(small_checkpoint, device="cpu")
     loop, request = llm.loop, llm.inputs.request([1, 2], stage.SamplingParams(max_tokens=3, ignore_eos=True))
     commands, looks = loop.commands, []

@@ -31,7 +31,7 @@ def stage(request):
 def make_step(sizes, n_head, head_dim, block_size, dtype, seed=0):
     """A step over requests of (n_new, n_seq) sizes in shuffled blocks, and dense attention's answer in float64.
 
-    What no request has written is NaN, and the block tables end in numbers of blocks that belong to others."""
+    What no request has written is NaN, and the block tables end with block numbers that belong to other requests."""
     torch.manual_seed(seed)
     needed = [-(-n_seq // block_size) for _, n_seq in sizes]
     num_blocks = sum(needed) + 3
@@ -84,7 +84,7 @@ IN_TEST = {torch.float32: [(3, 16, 16), (1, 5, 7)], torch.bfloat16: [(2, 8, 1)],
 
 
 def slow(kernel, dtype, shape) -> list:
-    """Triton's interpreter takes half a second for what the others do in no time."""
+    """Triton's interpreter takes half a second for what the others do almost instantly."""
     return [pytest.mark.soak] * (kernel[1] == "triton" and shape not in IN_TEST[dtype])
 
 
@@ -188,7 +188,7 @@ def test_the_largest_heads(stage):
 
 
 def test_auto_on_a_gpu(stage, monkeypatch, caplog):
-    """It is Triton, or torch where that is missing."""
+    """It picks Triton, or torch if Triton is missing."""
     part, cuda = stage.part("attention"), torch.device("cuda")
     stage.part("kernels.triton_kernel")  # for the interpreter, which the other tests need
     monkeypatch.setenv("TRITON_INTERPRET", "0")
@@ -209,7 +209,7 @@ def complete(stage, *arguments):
 
 
 def test_without_a_compiler(stage, tmp_path, monkeypatch, caplog):
-    """One line says so, and torch does it; whoever insists on C gets an error."""
+    """A log line says so, and torch is used; asking for C explicitly is an error."""
     _, expected, _ = complete(stage)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)

@@ -1,4 +1,4 @@
-"""Batch files: every line answered once, bad lines told, killed at any byte and resumed without loss."""
+"""Batch files: every line is answered once, bad lines are reported, and runs killed at any byte resume without loss."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ def read_results(path):
 
 
 def near(value, tolerance=1e-3):
-    """A value whose numbers may be as far off as in another batch, which rounds otherwise in the last bits."""
+    """A value whose numbers may be off by as much as another batch would round them differently."""
     if isinstance(value, dict):
         return {name: near(inner, tolerance) for name, inner in value.items()}
     if isinstance(value, list):
@@ -71,7 +71,7 @@ def by_id(results):
 
 
 def test_results_carry_the_input_and_the_answer(batched_stage, tmp_path):
-    """Which is what `generate` gives."""
+    """The answers are what `generate` gives."""
     lines, output = write_input(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     command = ("--input", tmp_path / "in.jsonl", "--output", output, "--temperature", "0", *QUICK)
     assert batched_stage.main(*command) == (0, "", "")
@@ -194,7 +194,7 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
     ("kill", "times"), [(KILL, 1), *(pytest.param(kill, 2, marks=pytest.mark.soak) for kill in (KILL, signal.SIGINT))]
 )
 def test_killed_and_resumed(batched_stage, tmp_path, kill, times):
-    """A real process, killed again and again while it writes; Ctrl-C ends with status 130 and loses nothing."""
+    """A real process, killed repeatedly while it writes. Ctrl-C ends it with status 130 and loses nothing."""
     source = tmp_path / "in.jsonl"
     write_input(source, count=10)
     flags = ["--max-num-seqs", "2", "--max-tokens", "30", "--ignore-eos", "--quiet", "--input", source]
@@ -281,7 +281,7 @@ def test_output_is_strict_json(batched_stage, tmp_path, small_checkpoint):
 
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_resume_refuses_another_arithmetic(stage, tmp_path):
-    """Another attention backend, or fewer of stage 6's parts, gives other last bits: they are named."""
+    """Another attention backend, or fewer of stage 6's optimizations, changes the last bits; the error names them."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "A fox", "id": 1}\n')
     batch = ("--input", source, "--output", output, *QUICK)
@@ -297,7 +297,7 @@ def test_resume_refuses_another_arithmetic(stage, tmp_path):
 
 
 def test_resume_refuses_lines_that_are_no_results_of_the_input(batched_stage, tmp_path):
-    """Though the manifest is this run's: somebody has put another file into its place."""
+    """Even if the manifest is this run's: the output was replaced by another file."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "A fox", "id": 1, "answer": "red"}\n')
     assert batched_stage.main("--input", source, "--output", output, *QUICK)[0] == 0
@@ -330,7 +330,7 @@ def test_resume_leaves_a_foreign_file_as_it_is(batched_stage, tmp_path, content)
 
 
 def test_ids_that_look_like_numbers_of_lines(batched_stage, tmp_path):
-    """A line without an id gets one that nobody else has; NaN, which Python's JSON has, is carried; resume agrees."""
+    """A line without an id gets a unique one; NaN, which Python's JSON has, is carried; resume agrees."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(
         '{"prompt": "A fox", "id": "line-2", "x": NaN}\n{"prompt": "A bear"}\n{"prompt": "A cat", "id": "line-2+"}\n'
@@ -505,7 +505,7 @@ def test_a_full_disk_loses_nothing_that_is_written(batched_stage, tmp_path, monk
 
 @contextlib.contextmanager
 def files_of_at_most(num_bytes):
-    """What a full disk is like: no file of this process grows beyond so many bytes."""
+    """Simulate a full disk: no file of this process can grow beyond this many bytes."""
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -518,7 +518,7 @@ def files_of_at_most(num_bytes):
 
 @pytest.mark.skipif(fcntl is None, reason="POSIX only")
 def test_errors_of_the_disk_name_the_file(batched_stage, tmp_path, capsys):
-    """Of every file that is written: the output, its manifest, a trace, scores, a dataset for the Hub; and read."""
+    """For every file that is written (the output, its manifest, a trace, scores, a dataset for the Hub) or read."""
     batch_file, manifest, trace = (batched_stage.part(name) for name in ("batch_file", "manifest", "trace_file"))
     results, long = tmp_path / "r.jsonl", {"long": "word " * 1000}
     results.write_text('{"id": 1, "text": "a"}\n' * 200)
@@ -543,7 +543,7 @@ def test_errors_of_the_disk_name_the_file(batched_stage, tmp_path, capsys):
 
 
 def test_control_c_twice(batched_stage, tmp_path, monkeypatch):
-    """Ctrl-C behind the third line, and another one: what is finished is in the file, status 130, a closing line."""
+    """Ctrl-C after the third line, and once more: finished results are in the file, status 130, a closing line."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_input(source, count=8)
     batch = ["--input", source, "--output", output, "--max-num-seqs", "2", "--max-tokens", "8"]
@@ -577,7 +577,7 @@ def test_control_c_twice(batched_stage, tmp_path, monkeypatch):
 @pytest.mark.skipif(os.name != "posix", reason="links and devices as POSIX has them")
 @pytest.mark.parametrize("flag", ["--input", "--output", "--trace"])
 def test_paths_that_are_no_files(batched_stage, tmp_path, flag):
-    """Pipes would be waited for, devices read for ever; told before the work, and nothing is written."""
+    """Pipes would block, and devices could be read forever: an error before the work, and nothing is written."""
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path, tmp_path / "fifo", "/dev/zero", "/dev/null"):
@@ -688,8 +688,8 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bo
 
 
 def test_openai_lines(tmp_path):
-    """Requests as for OpenAI's batches are answered as by the server, beside lines of our own, and what a server
-    refuses is refused."""
+    """Requests as for OpenAI's batches are answered as the server would, next to lines in our own format, and what a
+    server refuses is refused."""
     hello, chats = {"prompt": None, "messages": [{"role": "user", "content": "Hi"}]}, {"url": "/v1/chat/completions"}
     lines = [
         openai_request("text", stop=None, echo=False, best_of=1, user="me", store=False, metadata={"a": 1}, foo=None),
@@ -794,7 +794,7 @@ def test_the_example_of_openai_lines(tmp_path):
 
 
 def test_openai_lines_resume(tmp_path):
-    """Cut anywhere, a run goes on; the answer to a request that was changed since is none of this input."""
+    """A run resumes wherever the file was cut. If a request has changed, its answer does not belong to the input."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [openai_request(str(i), max_tokens=2 + i, temperature=1) for i in range(6)] + [openai_request("x", n=0)]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -846,8 +846,8 @@ def test_beams_for_every_line(stage, tmp_path):
 @pytest.mark.covers("beam_search.py")
 @pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
 def test_beams_for_some_lines(stage, tmp_path):
-    """A line says itself that it searches, in our own words or in OpenAI's; the others draw. A run goes on after a
-    kill, and what can't be is named."""
+    """Lines ask for beam search themselves, with our own fields or OpenAI's; others sample. A killed run resumes, and
+    what is impossible is named."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     search = {"use_beam_search": True, "n": 3, "max_tokens": 6}
     lines = [
@@ -954,7 +954,7 @@ def test_score_of_choices_and_texts(tmp_path, capsys):
 
 
 def test_a_field_of_the_input_is_no_score(tmp_path, capsys):
-    """A data set may have a field of that name; the line was generated."""
+    """A data set may have a field with that name, but its line was generated, not scored."""
     (tmp_path / "r.jsonl").write_text('{"id": 1, "text": "fox", "scores": "high", "choice": 3, "answer": "fox"}\n')
     assert score.main([str(tmp_path / "r.jsonl"), "--reference", "answer"]) == 0
     assert json.loads(capsys.readouterr().out)["exact_match"] == 1

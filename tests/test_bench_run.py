@@ -1,4 +1,4 @@
-"""bench/run.py: rounds in turn, how far they are apart, and what of a measurement is kept."""
+"""bench/run.py: alternating rounds, how far apart they are, and what is kept of a measurement."""
 
 import errno
 import json
@@ -68,7 +68,7 @@ def test_what_was_measured_is_kept(error, status, tmp_path, capsys):
 
 
 def test_a_picture_is_there_before_the_table(tmp_path, capsys):
-    """A terminal that has gone is no reason to lose it, and a full disk none to lose the table."""
+    """A closed terminal must not lose the picture, nor a full disk the table."""
     file = tmp_path / "x.png"
 
     def gone(result):
@@ -108,7 +108,7 @@ def test_where_nothing_was_measured_no_file_is_left(tmp_path, capsys):
 
 
 def timed(code, output):
-    """Of a program that writes lines to a file, and should write five."""
+    """`timed` on a program that writes lines to a file, and should write five."""
     code = f"import sys, time\nwrite = open(sys.argv[1], 'wb', buffering=0).write\n{code}"
     return scaleout.timed([sys.executable, "-c", code, str(output)], output, 5)
 
@@ -123,12 +123,12 @@ def test_lines_that_can_not_be_timed(tmp_path, code, says):
 
 
 def test_the_last_lines_count(tmp_path):
-    """Also those that come between the last look and the end."""
+    """Also lines that come after the file was last read and before the process ended."""
     found = timed("write(b'a\\n'); time.sleep(0.3); write(b'a\\n' * 4)", tmp_path / "out")
     assert found["rows_per_second"] > 0
 
 
 def test_nothing_but_the_standard_library_is_imported():
-    """Other engines' environments have no more."""
+    """Other engines' environments may have nothing else."""
     code = "import sys, bench.run; sys.exit(bool({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -56,7 +56,7 @@ class Memory(RuleBasedStateMachine):
         self.sequences = []
 
     def compute(self, sequence, upto):
-        """A step: copies first, then the new rows are written, then all may read."""
+        """A step: first the copies, then the new rows are written, then all may read."""
         self.manager.cache_full_blocks(sequence, upto)
         for target, rows in [(to, list(self.rows[source])) for source, to in self.manager.pop_copies()]:
             self.rows[target] = rows
@@ -235,7 +235,7 @@ def test_one_token_is_left_to_compute(stage):
 
 @pytest.mark.parametrize("other", [[2**61 - 1, *range(1, 12)], [2**16, *range(1, 12)], [*range(11), 12]])
 def test_a_block_of_almost_the_same_tokens_is_another_block(stage, other):
-    """Also if the difference is lost in a hash (that of 2**61 - 1 is 0), in 16 bits, or in the first few tokens."""
+    """Even if the difference would be lost in a hash (that of 2**61 - 1 is 0), in 16 bits, or past the first tokens."""
     manager = make(stage, block_size=12)
     allocate(manager, [*range(12), 0])
     assert allocate(manager, [*other, 0])[1] == 0

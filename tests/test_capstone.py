@@ -1,4 +1,4 @@
-"""The capstone: the solution passes, the skeleton does not, and a mistake fails at the part where it is."""
+"""The capstone: the solution passes, the skeleton does not, and each mistake fails at the part that contains it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Chapter 2 and NEXT.md: batches without a cache, what a sampler chooses from, and the lines that a Llama changes."""
+"""Chapter 2 and NEXT.md: batches without a cache, what a sampler chooses from, and the lines to change for a Llama."""
 
 import math
 import re

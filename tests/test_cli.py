@@ -75,7 +75,7 @@ def test_json(stage):
 
 
 def test_prompts_file(stage, tmp_path):
-    """Blank lines are left out, U+2028 ends no line, and a byte order mark, as Windows writes it, is no prompt's."""
+    """Blank lines are left out, U+2028 does not end a line, and a byte order mark is not part of a prompt."""
     (tmp_path / "prompts.txt").write_text("\ufeffA fox\n\n  \nOne day\u2028still one day\n", encoding="utf-8")
     status, stdout, _ = stage.main("--prompts-file", tmp_path / "prompts.txt", "--json", *GREEDY)
     assert status == 0
@@ -107,7 +107,7 @@ def test_an_earlier_trace_is_replaced(stage, tmp_path):
     "where", ["itself", "hard link", "link", "detour", "notes", "json", "directory", "fifo", "/dev/full", "/dev/stdout"]
 )
 def test_a_trace_replaces_nothing_else(stage, tmp_path, where):
-    """Neither the prompts, by whatever name, nor any other file; what can't be written is told before the work."""
+    """Neither the prompts, by whatever path, nor any other file. What can't be written is an error before the work."""
     prompts = tmp_path / "prompts.txt"
     (tmp_path / "sub").mkdir()
     prompts.write_text("A fox\n")
@@ -209,7 +209,7 @@ def test_bad_input_is_one_clear_line(stage, arguments, says):
 
 
 def test_numbers_that_are_none(stage):
-    """Before the model is loaded, in one line: what is no number, what no sampler can use."""
+    """An error in one line, before the model is loaded, for what is not a number or can't be used by a sampler."""
     actions = cli.build_parser(stage, "x")._actions
     flags = {kind: [a.option_strings[0] for a in actions if a.type is kind] for kind in (int, float)}
     params = [f"--{name.replace('_', '-')}" for name in stage.SamplingParams.__dataclass_fields__]
@@ -268,7 +268,7 @@ def test_control_c_keeps_what_is_finished(stage, tmp_path):
 @pytest.mark.covers("__main__.py", "__init__.py")
 @pytest.mark.parametrize("stage", STAGES, ids=str)
 def test_control_c_while_torch_is_loaded(stage):
-    """Which takes a second or two; the stand-in interrupts when it is asked for torch."""
+    """Loading takes a second or two. A stand-in for torch interrupts when it is imported."""
     code = (
         "import runpy, sys\n"
         "class Interrupt:\n"
@@ -284,13 +284,13 @@ def test_control_c_while_torch_is_loaded(stage):
 
 @pytest.fixture
 def interruptible():
-    """A Ctrl-C that came stays the last: undo that for the tests that follow."""
+    """After a Ctrl-C, later ones are ignored; undo that for the tests that follow."""
     yield
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_a_second_control_c_loses_nothing(stage, monkeypatch, tmp_path, interruptible):
-    """It comes while what is finished is printed."""
+    """It comes while the finished results are printed."""
     shown = []
 
     def complete(*_):
@@ -319,7 +319,7 @@ def test_main_gives_control_c_back(stage):
 
 
 def test_closed_stdout_and_stderr(stage):
-    """`>&-` and `2>&-`: without a place for the results no work; without one for messages the same work."""
+    """`>&-` and `2>&-`: without stdout for the results, no work is done; without stderr, the work is the same."""
     stderr, stdout = io.StringIO(), io.StringIO()
     arguments = ["--prompts", "A fox", *GREEDY]
     with contextlib.redirect_stdout(None), contextlib.redirect_stderr(stderr):
@@ -334,7 +334,7 @@ def test_closed_stdout_and_stderr(stage):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 @in_a_process
 def test_stdout_on_a_full_disk(stage):
-    """One line and status 2; the interpreter adds nothing of its own at its end."""
+    """One line and status 2; the interpreter prints nothing more when it exits."""
     command = [sys.executable, "-m", stage.command, "--prompts", "A", "B", "--max-tokens", "2", "--quiet"]
     with open("/dev/full", "wb") as full:
         result = subprocess.run(
@@ -395,7 +395,7 @@ def test_help_names_every_flag(stage):
 
 
 def test_the_models_own_defaults(stage, tmp_path, monkeypatch):
-    """By a flag, and before them the other flags."""
+    """A flag applies them; other flags take precedence over them."""
     seen = []
     monkeypatch.setattr(cli, "complete", lambda llm, prompts, params, *rest: seen.append(params) or [])
     shutil.copytree(TINYTALES, tmp_path / "model")
@@ -415,7 +415,7 @@ def test_the_models_own_defaults(stage, tmp_path, monkeypatch):
 @pytest.mark.covers("beam_search.py")
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_beams(stage):
-    """From the command line: what `beam_search` gives, and no flag that a search has no use for."""
+    """The command line gives the results of `beam_search`, and refuses flags that a search has no use for."""
     outputs = stage.engine().beam_search(["A fox", "Once"], 3, 6, 0.5, "never")
     command = ["--prompts", "A fox", "Once", "--max-tokens", "6", "--quiet", "--beam-width", "3"]
     status, stdout, stderr = stage.main(*command, "--length-penalty", "0.5", "--early-stopping", "never", "--json")

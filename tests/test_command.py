@@ -1,4 +1,4 @@
-"""The command `stagewise`: its subcommands are there, and say what is wrong with their input in one line."""
+"""The command `stagewise`: its subcommands work, and say in one line what is wrong with their input."""
 
 import io
 import re
@@ -117,7 +117,7 @@ def test_texts_and_models_need_no_flag(run_here, monkeypatch):
 
 
 def test_flags_from_a_file(run_here, tmp_path):
-    """The command line goes over them; the stage is one of them."""
+    """The command line takes precedence over the file, which can also name the stage."""
     path = tmp_path / "run.toml"
     path.write_text(
         'stage = 2\nmax_tokens = 3\ntemperature = 0.0\nquiet = true\nprompts = ["A fox"]\nno-sort = false\n'

@@ -1,4 +1,4 @@
-"""From stage 4 on: requests join and leave at every step, whoever comes and goes, and nothing is lost."""
+"""From stage 4 on: requests join and leave at every step, in any order, and nothing is lost."""
 
 import ast
 import json
@@ -60,7 +60,7 @@ def check(llm):
     ],
 )
 def test_arrivals_and_aborts_at_random_steps(stage, small_checkpoint, answers, policy, budget, chunked):
-    """Whatever policy, budget and company: those that finish say what they say alone, and all end exactly once."""
+    """With any policy, budget and company: requests that finish say what they say alone, and all end exactly once."""
     prompts, params = workload(stage, 24)
     rng = random.Random(f"{policy} {budget}")
     options = dict(max_num_seqs=4, max_num_batched_tokens=budget, policy=policy, enable_chunked_prefill=chunked)
@@ -253,7 +253,7 @@ def test_a_prompt_that_leaves_room_for_one_token(stage, small_checkpoint):
 
 @pytest.mark.parametrize("prompt_len", [1, 17, 64, 500])
 def test_the_shortest_policy_starves_nobody(stage, prompt_len):
-    """A long prompt among two of the shortest in every step, twice what the slot can do: it is overtaken by those that
+    """A long prompt, and two of the shortest in every step, twice what the slot can do: it is overtaken by those that
     come within the bound, and by no others."""
     aging = stage.part("policies").AGING
     requests = [FakeRequest(prompt_len if i == 1 else 1) for i in range(200)]
@@ -414,7 +414,7 @@ def test_a_caller_that_can_not_be_told_is_aborted(stage, small_checkpoint):
 
 
 def test_leaving_many_requests_is_quick(stage, small_checkpoint):
-    """Aborting 4,000 waiting requests is no work for each of all the others."""
+    """Aborting each of 4,000 waiting requests does not take work for each of the others."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
     events = llm.stream([[1]] * 4_000, stage.SamplingParams(max_tokens=20, ignore_eos=True))
     next(events)
@@ -477,7 +477,7 @@ def test_closing_line_and_json(stage):
 
 
 def test_policy_is_plain_python(stage):
-    """Scheduling knows nothing of tensors."""
+    """The scheduler does not use tensors."""
     for name in ("scheduler.py", "request.py"):
         tree = ast.parse((ROOT / stage.directory / name).read_text(encoding="utf-8"))
         imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
@@ -497,7 +497,7 @@ def test_slots_by_memory(stage, small_checkpoint):
 @pytest.mark.parametrize("stage", STAGES[3:], ids=str)
 def test_the_longest_outputs_begin_first(stage, small_checkpoint):
     """All requests are known, so the longest begin first: fewer steps, the same tokens, in the caller's order. A stream
-    keeps the order, and so does whoever gives priorities."""
+    keeps the order, and so does a call with priorities."""
     prompts, lengths = random_prompts(211, [5] * 7), [3, 9, 3, 9, 3, 12, 30]
     params = [
         stage.SamplingParams(temperature=i % 2, max_tokens=n, ignore_eos=True) for i, n in enumerate(lengths)

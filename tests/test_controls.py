@@ -1,4 +1,4 @@
-"""Controls of a request: each against the obvious way, token by token, on Hugging Face's model, in every stage."""
+"""Controls of a request: each against the obvious way, token by token with Hugging Face's model, in every stage."""
 
 import math
 
@@ -38,7 +38,7 @@ CONTROLS = {
 
 
 def obvious(model, tokenizer, prompt, max_tokens, **controls):
-    """Greedy decoding with controls, as their documentation says it."""
+    """Greedy decoding with controls, done as their documentation says."""
     prompt_ids = tokenizer.encode(prompt)
     token_ids, phrases = [], []
     for word in controls.get("bad_words", ()):
@@ -136,13 +136,13 @@ def test_whose_logits_are_processed(stage, settings, output, expected):
 
 @pytest.mark.parametrize("word", ["rabbit", " rabbit", "fox", "bear", "Once upon", "."])
 def test_a_bad_word_is_blocked_at_the_beginning_and_after_a_space(stage, word):
-    """Whatever number of tokens it has in either place."""
+    """However many tokens it has in either place."""
     llm = stage.engine()
     for text in (word.lstrip(), " " + word.lstrip()):
         ids = stage.tokenizer().encode(text)
 
         def lead(prompt_token_ids, token_ids, logits):
-            """Through the word, to its last token."""
+            """Force the tokens of the word, up to its last one."""
             return logits.index_fill(0, torch.tensor(ids[len(token_ids)]), 1e4)  # noqa: B023
 
         def said(*words):
@@ -181,7 +181,7 @@ def test_draws_are_of_what_is_allowed(stage):
     ],
 )
 def test_fields_that_can_t_be_met(fields, says):
-    """Nothing is computed, and nothing of a request is made."""
+    """Nothing is computed, and no request is made."""
     with pytest.raises(ValueError, match=says):
         sampling_params(STAGES[0].engine(), **fields)
 
@@ -260,7 +260,7 @@ def test_truncated_prompts(most, max_tokens, kept):
 
 
 def test_prompts_that_are_too_long(stage):
-    """Nothing is cut without being asked, and no more than there is room for."""
+    """Nothing is truncated unless that is requested, and then no more than needed."""
     llm = stage.engine(max_model_len=40)
     with pytest.raises(ValueError, match="60 tokens leave no room"):
         llm.generate([list(range(60))])

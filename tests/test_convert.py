@@ -1,5 +1,5 @@
 """`stagewise convert`, and transformers as the judge: the tokens and logits of any directory that a stage reads are
-transformers'; what it does not read is refused in a line."""
+transformers'; what it can't read is refused with one line."""
 
 import contextlib
 import copy
@@ -23,7 +23,7 @@ JUDGED = [STAGES[number - 1] for number in (1, 5, 8)]
 
 
 class Trainer:
-    """What some programs save with their weights."""
+    """Stands for objects that some programs save with their weights."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def greedy(stage, directory):
 
 
 def of_program(name, tensors, config):
-    """What a program saves of these tensors, which are Hugging Face's."""
+    """What a program saves for these tensors of Hugging Face's model."""
     stored = {name: t.t().contiguous() if name.endswith(LINEAR) else t for name, t in tensors.items()}
     heads = {"n_head": config.n_head}
     return {
@@ -289,7 +289,7 @@ def own_vocabulary(directory, order):
 
 
 def untrained_merges(directory):
-    """Merges that no training makes: `abc` of `ab c`, after `bc`. What `abc` becomes depends on the program."""
+    """Merges that no training can produce: `ab c` after `b c`. Programs differ in what they make of `abc`."""
     alphabet = list(STAGES[0].byte_alphabet())
     merges = ["b c", "a b", "ab c"]
     tokens = [*alphabet, *(merge.replace(" ", "") for merge in merges), "<|endoftext|>"]

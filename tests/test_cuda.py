@@ -1,4 +1,4 @@
-"""On a GPU: every stage's tokens are those of the CPU. `make test-cuda` runs this, and the tests of Triton's kernel."""
+"""On a GPU, stages make the same tokens as on the CPU. `make test-cuda` runs this, and the tests of Triton's kernel."""
 
 import random
 
@@ -13,7 +13,7 @@ GUESSING = [stage for stage in STAGES if stage.has_option("speculate")]
 
 
 def requests(stage, count=12, **fields):
-    """Prompts of several lengths, and how to go on."""
+    """Prompts of several lengths, and sampling parameters."""
     draw = random.Random(0)
     prompts = [[draw.randrange(200) for _ in range(draw.randrange(1, 20))] for _ in range(count)]
     return prompts, [stage.SamplingParams(max_tokens=5 + i, ignore_eos=True, seed=i, **fields) for i in range(count)]
@@ -66,7 +66,7 @@ def test_guesses_change_nothing(stage, guesses):
 
 
 def test_a_gpu_is_the_default_and_its_dtype_is_bfloat16(stage, small_checkpoint):
-    """Logits are then within what 8 bits of precision leave."""
+    """Logits are then as close as 8 bits of precision allow."""
     llm, exact = stage.LLM(str(small_checkpoint)), stage.LLM(str(small_checkpoint), device="cpu", dtype="float32")
     assert "bfloat16" in llm.describe()
     params = stage.SamplingParams(temperature=0, max_tokens=1, logprobs=20, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Batch runs on datasets: what a run was, several inputs, parquet, the Hub, what goes first, what is put back."""
+"""Batch runs on datasets: records of a run, several inputs, parquet, the Hub, which rows go first, and uploads."""
 
 import base64
 import datetime
@@ -230,7 +230,7 @@ def test_rows_as_people_have_them(batched_stage, tmp_path):
 
 
 def test_columns_that_are_not_there(batched_stage, tmp_path):
-    """Told before the model is looked for."""
+    """An error before the model is looked for."""
     (tmp_path / "in.jsonl").write_text('{"question": "a"}\n')
     (tmp_path / "plain").mkdir()
     save_to_disk(tmp_path / "splits" / "train", [pa.table({"prompt": ["a"]})])
@@ -365,7 +365,7 @@ def test_a_dataset_of_the_hub(batched_stage, hub, tmp_path, monkeypatch):
     ],
 )
 def test_a_dataset_that_is_not_on_the_hub(hub, tmp_path, monkeypatch, name, says):
-    """Told before a stage is asked for anything, so one of them shows it."""
+    """An error before any stage is used, so it is enough to test one."""
     fetch_from(monkeypatch, f"http://127.0.0.1:{hub.server_port}", tmp_path)
     status, _, stderr = STAGES[3].main("--input", name, "--output", tmp_path / "o.jsonl", *QUICK)
     assert status == 2
@@ -401,7 +401,7 @@ def test_push(hub, tmp_path):
 
 
 def test_scores_of_the_hub(hub, tmp_path):
-    """As of the same file on the disk; a dataset with one result file needs no name of it."""
+    """The same scores as for the file on disk. If a dataset has only one result file, it need not be named."""
     results = [{"id": i, "text": text, "answer": "a fox"} for i, text in enumerate(["A fox", "a cat", "fox"])]
     (tmp_path / "out.jsonl").write_text("".join(json.dumps(result) + "\n" for result in results))
     hub.files |= {"README.md": b"", "out.jsonl": (tmp_path / "out.jsonl").read_bytes(), "out.jsonl.run.json": b"{}"}

@@ -11,7 +11,7 @@ from tools.sync_stages import ROOT
 
 
 def test_what_is_listed_is_there():
-    """And no name stands for two mutants."""
+    """Each listed mutant exists, and no name stands for two."""
     for path in {path for path, _ in listed()}:
         names = [mutant.name for mutant in mutants(path)]
         assert len(set(names)) == len(names)
@@ -65,7 +65,7 @@ SAMPLES = {  # a sample of their mutants, each seen to be killed or listed
 @pytest.mark.soak
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_is_killed(name):
-    """In a process that has no threads, since it forks. Other samples and files are tried by hand."""
+    """In a process without threads, since it forks. Other samples and files are tested by hand."""
     size, seed, *paths = map(str, SAMPLES[name])
     command = [sys.executable, "tools/engine_mutants.py", "--sample", size, "--seed", seed, *paths]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")

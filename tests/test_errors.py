@@ -1,5 +1,5 @@
-"""A request that fails alone ends alone, in every stage: its result says why, and the others, the engine, the server
-and the run go on."""
+"""A request that fails by itself ends by itself, in every stage: its result says why, and the other requests, the
+engine, the server and the run go on."""
 
 import asyncio
 import json
@@ -195,7 +195,7 @@ def test_a_line_that_fails_is_an_error_and_the_run_goes_on(stage, tmp_path):
 
 @pytest.mark.parametrize("stage", SERVING, ids=lambda stage: stage.directory)
 def test_a_step_that_always_fails_ends_even_if_a_chunk_before_it_does_not(stage, small_checkpoint):
-    """The first part of a prompt goes through, the second fails: again and again, unless somebody counts."""
+    """The first part of a prompt goes through, and the second fails, which would repeat forever if nothing counted."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=4)
     model, prompt = llm.engine.runner.model, [1, 2, 3, 4, 5, 6]
     forward, calls = model.forward, []
@@ -229,7 +229,7 @@ def test_beams_of_a_model_that_gives_no_numbers(stage, small_checkpoint):
 
 @pytest.mark.covers("request.py")
 def test_what_is_said_of_an_error(stage):
-    """A ValueError is a sentence for users; any other error has its name before it."""
+    """A ValueError is a sentence for users; any other error is shown with its name."""
     for error, said in ((ValueError("too long"), "too long"), (KeyError("x"), "KeyError: 'x'")):
         request = stage.engine().inputs.request([1, 2], stage.SamplingParams())
         request.fail(error)

@@ -1,5 +1,5 @@
-"""The committed pages of replay: made again they show the same steps, they are what the page is today, and what their
-stories say happens in them."""
+"""The committed example pages: running them again gives the same steps, they are up to date with the page's scripts,
+and what their stories say happens in them."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def timeless(steps):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_made_anew_it_shows_the_same(name):
+def test_run_again_it_shows_the_same(name):
     html, traces = embedded(name)
     assert len(html.encode()) < MOST_BYTES
     for (header, *steps), run in zip(traces, EXAMPLES[name], strict=True):
@@ -42,7 +42,7 @@ def test_made_anew_it_shows_the_same(name):
 
 
 def test_what_each_is_for():
-    """What its name says happens in it."""
+    """What the example's name says happens in it."""
 
     def passes(name):
         return [[step for step in steps if step["rows"]] for _, *steps in embedded(name)[1]]
@@ -103,7 +103,7 @@ def letters(steps):
 
 
 def happens(step, kind, request_id):
-    """Whether something happens to a request in a step, read off without the code that made the story."""
+    """Whether something happens to a request in a step, found without the code that made the story."""
     if kind == "carried":
         return any(row["request_id"] == request_id and not row["num_tokens"] for row in step["rows"])
     if kind in ("right", "wrong"):
@@ -165,7 +165,7 @@ def test_what_a_stop_says_of_others_is_so(name, number):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_number_of_a_story_is_typed(name):
-    """In the source there are none, but the names of stages and of completions; in the page braces are all filled."""
+    """The source has no digits except in names of stages and completions; in the page, all braces are filled."""
     story, (told, _, _) = read_stories()[name], story_of(name)
     for text in [story["title"], story["message"], story["verdict"], *(stop["text"] for stop in story["stops"])]:
         plain = re.sub(r"{[^}]*}|[Ss]tage \d|\b[A-H]\d\b", "", text)
@@ -202,7 +202,7 @@ def test_verdicts_are_what_the_traces_say():
 
 
 def test_who_waits_for_memory_waits_by_arithmetic():
-    """Blocks taken and free add up to the pool, B needs more than are free, and what is said of the exception is so."""
+    """Blocks taken and free add up to the pool, B needs more than are free, and what is said of the exception holds."""
     (told, ((*steps,),), html), story = story_of("head_of_line"), embedded("head_of_line")[1][0]
     (event,) = (event for event in steps[0]["before"] if event["kind"] == "refused")
     taken, blocks, free, needed, prompt, more, than, stay, of = map(int, re.findall(r"\d+", told["stops"][0]["text"]))

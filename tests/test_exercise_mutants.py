@@ -1,4 +1,4 @@
-"""Wrong answers by machine: each fails with words, or is listed as equivalent, with its reason."""
+"""Wrong answers made by mutation: each fails with a message, or is listed as equivalent with the reason."""
 
 import pytest
 
@@ -12,7 +12,7 @@ by_number = pytest.mark.parametrize("number", exercises())
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path, monkeypatch):
-    """Nobody reads the examples, so none is made small; and no record of a learner's is touched."""
+    """Nobody reads the examples here, so none is minimized; and no learner's record is touched."""
     monkeypatch.setattr(examples, "SIMPLER", 0)
     monkeypatch.setattr(catalogue, "PROGRESS", tmp_path / "progress.json")
 
@@ -43,7 +43,7 @@ def test_every_mutant_fails_or_is_equivalent(number):
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [*(f"milestone-{number}" for number in range(1, 9)), "capstone"])
 def test_a_few_mutants_of_an_engine_fail(number):
-    """All of a milestone's have been tried, and of the capstone a share: `python -m exercises.mutants capstone`."""
+    """`python -m exercises.mutants` tries all of a milestone's, and for `capstone` a share of them."""
     assert survivors(number, 0.05, seed=len(number)) == []
 
 

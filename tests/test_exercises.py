@@ -1,4 +1,4 @@
-"""The exercises: stubs fail, solutions pass, and every wrong answer is told what is wrong with it."""
+"""The exercises: stubs fail, solutions pass, and for every wrong answer the message says what is wrong."""
 
 import contextlib
 import io
@@ -55,12 +55,12 @@ by_number = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: 
 
 @pytest.fixture(autouse=True)
 def own_progress(tmp_path, monkeypatch):
-    """Nothing here touches the progress of who runs the tests."""
+    """Keep the tests away from the progress of the person who runs them."""
     monkeypatch.setattr(catalogue, "PROGRESS", tmp_path / "progress.json")
 
 
 def committed(path) -> str:
-    """A file as it is committed: the learner's copy may be solved."""
+    """A file as it is committed, since the copy here may be solved."""
     command = ["git", "show", f"HEAD:{path.relative_to(ROOT).as_posix()}"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=False)
     return path.read_text(encoding="utf-8") if result.returncode else result.stdout
@@ -119,7 +119,7 @@ def test_solution_passes(exercise, share, monkeypatch):
 
 
 def test_the_instructions_of_8_2():
-    """They saturate at both ends, or have room; and an operand of another type or shape is refused."""
+    """They saturate at both ends, or have room; operands of another type or shape are refused."""
     import torch
 
     from exercises.stage8.instructions import vpdpbusd, vpmaddubsw
@@ -143,7 +143,7 @@ def test_the_instructions_of_8_2():
 
 @pytest.fixture
 def compiled_quickly(monkeypatch):
-    """In half the time, and with fused multiplies and adds, as the solutions and the learners' answers are."""
+    """Compile in half the time, but with fused multiply-adds, like the solutions and the learners' answers."""
     monkeypatch.setattr(in_c, "FLAGS", ("-O1", "-fexpensive-optimizations", *in_c.FLAGS[1:]))
 
 
@@ -157,7 +157,7 @@ def test_another_right_answer_passes(edit, tmp_path, monkeypatch):
 
 
 def graded_here(exercise, path):
-    """As `grade` has it, but without a process: most wrong answers end sooner than one begins."""
+    """Like `grade`, but without a new process: starting one takes longer than most wrong answers."""
     told, limit = [], sys.getrecursionlimit()
 
     def tell(grade):  # run_tests sets an attribute of it
@@ -191,7 +191,7 @@ def test_wrong_answer_is_told(mutant, tmp_path, monkeypatch):
 
 
 def assert_goes_wrong(program: str):
-    """It is what the message promises: lines that can be pasted, the last of which prints what is wrong."""
+    """The message keeps its promise: its lines can be pasted, and the last one prints what is wrong."""
     lines = program.strip().splitlines()
     assert lines[-1].startswith("print(")
     assert not any(line.startswith(" ") for line in lines)
@@ -255,7 +255,7 @@ def test_hints_come_one_by_one(capsys):
 
 
 def test_check_and_reveal(capsys, tmp_path, monkeypatch):
-    """A life of an exercise: not started, failing, revealed, passed; recorded all the way."""
+    """The life of an exercise: not started, failing, revealed, passed, each of which is recorded."""
     exercise = exercises()["2.4"]
     work = tmp_path / exercise.work.name
     monkeypatch.setattr(catalogue.Exercise, "work", property(lambda self: work))
@@ -292,7 +292,7 @@ def test_check_and_reveal(capsys, tmp_path, monkeypatch):
 
 
 def test_the_command_as_it_is_typed():
-    """A process of its own, which grades in another one."""
+    """The command in a separate process, which grades in yet another one."""
     before = catalogue.FOLDER.parent.joinpath(".exercises.json")
     kept = before.read_bytes() if before.exists() else None
     command = [sys.executable, "-m", "exercises", "check", "3.2"]
@@ -369,14 +369,14 @@ def test_what_is_not_written_yet(tmp_path):
 
 
 def graded(tmp_path, text, **limits):
-    """What exercise 2.4 says of this text with these limits."""
+    """The result of grading this text as an answer to exercise 2.4, with these limits."""
     path = tmp_path / "answer.py"
     path.write_text(text, encoding="utf-8")
     return grade(exercises()["2.4"], path, **limits)
 
 
 def test_an_endless_loop_is_ended(tmp_path):
-    """It says where, and with which case."""
+    """The message says where it was, and with which case."""
     text = "def make_batches(lengths, size):\n    while True:\n        size += 1\n"
     result = graded(tmp_path, text, seconds=0.3)
     assert result.state == "failing"
@@ -386,7 +386,7 @@ def test_an_endless_loop_is_ended(tmp_path):
 
 
 def test_waiting_is_not_computing(tmp_path):
-    """What the clock says does not count, so a busy machine fails nobody; what never comes back is ended."""
+    """Only CPU time counts, so a busy machine fails nobody; but a call that waits forever is ended."""
     text = "import time\n\ntime.sleep(1)\n" + exercises()["2.4"].solution_text
     assert graded(tmp_path, text, seconds=0.9).state == "passed"
     result = graded(tmp_path, "import time\n\ntime.sleep(10_000)\n", patience=0.5)
@@ -448,7 +448,7 @@ def test_damaged_progress_is_copied_aside(capsys, content, kept):
 
 
 def test_progress_that_cannot_be_written_is_one_line(capsys, monkeypatch):
-    """And what was checked is told all the same."""
+    """The result of the check is shown nevertheless."""
     catalogue.PROGRESS.mkdir()
     monkeypatch.setattr(cli, "grade", lambda exercise: catalogue.Grade("failing", "the message"))
     status, out, err = run(capsys, "check", "1.1")
@@ -517,7 +517,7 @@ def test_a_message_longer_than_a_pipe(tmp_path):
 
 
 def test_a_loop_in_c_is_ended(tmp_path, monkeypatch):
-    """In which Python can't be asked where it is."""
+    """Python can't say where such a loop is."""
     monkeypatch.setattr(child, "GRACE", 0.3)
     text = "import itertools\n\ndef make_batches(lengths, size):\n    return 5 in itertools.repeat(4)\n"
     message = graded(tmp_path, text, seconds=0.3).message
@@ -550,7 +550,7 @@ def test_where_nothing_forks(number, monkeypatch):
 
 
 def test_a_terminal_without_ticks(own_command):
-    """Neither the marks, nor a title, nor what the learner's code prints may end it."""
+    """Neither the marks, nor a title, nor the learner's output may make the command fail."""
     command, work = own_command
     work.write_text("print('✓ 🦊')\n" + exercises()["2.4"].solution_text, encoding="utf-8")
     for encoding in ("cp1252", "ascii"):
@@ -588,7 +588,7 @@ def test_a_stdout_that_is_closed(own_command, closed):
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 @pytest.mark.parametrize("number", [signal.SIGINT, getattr(signal, "SIGKILL", None)])
 def test_an_interrupted_check(own_command, number):
-    """Ctrl-C, which a terminal sends to both processes, is one word and status 130; and the learner's loop ends with
+    """Ctrl-C, which a terminal sends to both processes, gives one line and status 130; and the learner's loop ends with
     the command, however that ended."""
     command, work = own_command
     work.write_text("import os\nprint('pid', os.getpid(), flush=True)\nwhile True:\n    pass\n")
@@ -627,7 +627,7 @@ def test_pytest_is_the_grader():
 
 
 def test_a_class_is_graded_from_files_alone(tmp_path, capfd):
-    """Records say what they like; a folder has its answers anywhere; what an answer prints is not in the table."""
+    """Whatever records say, and wherever in a folder the answers are; what an answer prints is not in the table."""
     exercise = exercises()["2.4"]
     (tmp_path / "anna" / "exercises" / "stage2").mkdir(parents=True)
     (tmp_path / "anna" / "exercises" / "solutions").mkdir()
@@ -780,7 +780,7 @@ def test_an_engine_or_a_capstone_that_does_not_end_is_ended(tmp_path, capfd):
 
 
 def test_no_solution_is_where_a_class_is_graded(tmp_path, capfd):
-    """And an answer that waits for ever is ended."""
+    """And an answer that waits forever is ended."""
     module = "exercises.solutions.2_4_sort_and_unsort"
     texts = {
         "anna": f"from importlib import import_module\nglobals().update(vars(import_module({module!r})))\n",
@@ -829,7 +829,7 @@ def test_one_mistake_with_several_answers():
 
 @pytest.fixture
 def summing(tmp_path):
-    """A check at random of a `total` that is wrong about numbers over 30, and a list of what it was asked."""
+    """A random check of a `total` that is wrong for numbers over 30, and a list of the calls."""
     path = tmp_path / "answer.py"
     path.write_text("def total(numbers):\n    return sum(min(30, number) for number in numbers)\n")
     work, asked = load(path), []
@@ -843,7 +843,7 @@ def summing(tmp_path):
 
 
 def test_a_case_is_made_small(summing):
-    """As small as it can be, whatever it was; the same every time; and as lines that can be pasted."""
+    """It becomes as small as possible, whatever it was, the same every time, and lines that can be pasted."""
     check, asked = summing
     with pytest.raises(Wrong) as raised:
         at_random(check)
@@ -856,7 +856,7 @@ def test_a_case_is_made_small(summing):
 
 
 def test_a_smaller_case_fails_in_the_same_way():
-    """Another mistake, which has a smaller case, is not told instead."""
+    """Another mistake, which has a smaller case, is not reported instead."""
 
     def check(choose):
         numbers = choose.some(lambda: choose.upto(9), 9, least=1)

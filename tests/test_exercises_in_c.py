@@ -1,4 +1,4 @@
-"""Answers in C: what the traps around them tell, and what is counted."""
+"""Answers in C: what the traps around them report, and what is counted."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def written(folder, body, head=""):
 
 
 def call(work, x=5, panels=32, y=4):
-    """grouped, with so many numbers in each array."""
+    """Call `grouped` with this many numbers in each array."""
     result = torch.full((y,), 7.0)
     work.grouped(torch.arange(float(x)), torch.ones(panels), result, 1, 2, 3)
     return result
@@ -155,7 +155,7 @@ def test_it_does_not_come_back(tmp_path, body, limits, words):
 
 
 def test_it_ends_with_the_command(tmp_path):
-    """Though the command is killed while the answer loops."""
+    """Even if the command is killed while the answer loops."""
     heads = "#include <stdio.h>\n#include <unistd.h>\n"
     path = written(tmp_path, 'dprintf(1, "%d\\n", getpid()); for (;;) y[0] = 1;', heads)
     code = (

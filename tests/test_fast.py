@@ -62,7 +62,7 @@ def read_rows(c, memory: torch.Tensor, num_rows: int, width: int, format: int) -
 
 
 def make_linear(stage, c, kind: str, in_: int, out: int, seed: int = 0):
-    """(the struct, the weight as float64 that it stands for, the bias, what has to stay alive)"""
+    """(the struct, the weight that it represents in float64, the bias, what has to stay alive)"""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(out, in_, generator=generator) / math.sqrt(in_)
     bias = torch.randn(out, generator=generator)
@@ -108,7 +108,7 @@ def test_linear(stage, c, kind, in_, out):
 
 
 def test_rows_behind_the_last_do_not_matter(stage, c):
-    """Tiles compute 16 rows whether they are there or not: what follows the last row must not reach the others."""
+    """Tiles always compute 16 rows: what follows the last row in memory must not affect the others."""
     for kind in kinds_here(c):
         linear, weight, bias, _keep = make_linear(stage, c, kind, 64, 40)
         x = torch.randn(3, 64)
@@ -348,7 +348,7 @@ def test_float16_is_as_close_to_float32_as_torch_is(stage, checkpoint):
 
 @pytest.fixture(scope="module")
 def few_products(tmp_path_factory):
-    """For instructions in plain C, which take a hundred times as long."""
+    """Fewer products, for instructions in plain C, which take a hundred times as long."""
     sizes = dict(vocab_size=211, n_positions=128, n_embd=128, n_layer=1, n_head=2)
     return write_checkpoint(tmp_path_factory.mktemp("few"), **sizes)
 
@@ -527,7 +527,7 @@ def test_contest(stage):
 
 
 def test_sizes_of_a_model_of_the_hub(monkeypatch):
-    """They are known by name, and what is as in GPT-2 small is not among them."""
+    """Sizes are known by the model's name; those that equal GPT-2 small's are left out."""
     asked = []
     monkeypatch.setattr(accuracy, "exact_logits", lambda model, prompts: asked.extend(prompts) or 1 / 0)
     assert accuracy.main(["--model", "gpt2"]) == 1  # the division by zero
@@ -546,7 +546,7 @@ def test_accuracy(tmp_path, capsys):
 
 
 def test_profile(tmp_path, capsys):
-    """Every kernel has its time, and the table tells whose share it is."""
+    """Every kernel has its time, and the table shows each one's share."""
     wanted = ["--model", "tinytales", "--workloads", "single", "--dtypes", "float32"]
     assert profile.main([*wanted, "--json", str(tmp_path / "x.json")]) == 0
     seconds = json.loads((tmp_path / "x.json").read_text())["runs"][0]["seconds"]
@@ -595,7 +595,7 @@ def test_other_instruction_sets(stage, tmp_path, cpu, needs):
 
 @pytest.mark.covers("kv_cache.py")
 def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch, little_is_touched):
-    """A pool may be far larger than what is ever in use: the rest comes with the steps that need it."""
+    """A pool may be far larger than what is ever used: the other blocks are touched by the steps that need them."""
     cache, page = stage.part("kv_cache"), 2 << 20
     assert little_is_touched[stage] // (2 * 12 * 768) == 7281  # tokens of GPT-2 small
     monkeypatch.setattr(cache, "PREFAULT", (32 << 20) // 4)
@@ -611,7 +611,7 @@ def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch, litt
 
 @pytest.mark.covers("kv_cache.py")
 def test_a_cache_in_small_pages(stage, monkeypatch):
-    """Where nobody asks for large ones, on another device say."""
+    """Where large pages are not requested, for example on another device."""
     cache = stage.part("kv_cache")
     monkeypatch.setattr(cache, "empty", None)
     made = cache.KVCache(2, 3, 16, 2, 8, torch.float32, torch.device("cpu"), None)

@@ -1,5 +1,5 @@
-"""Files as people have them: every format and packing, one error about a file before a model is loaded, and the
-datasets of the field in their published shapes, completed and scored by the commands that USING.md shows."""
+"""Files as people have them: every format and compression, one error about a file before a model is loaded, and
+common datasets in their published shapes, completed and scored by the commands that USING.md shows."""
 
 import gzip
 import io
@@ -112,7 +112,7 @@ SPOILED = {
 
 @pytest.mark.parametrize("name", SPOILED)
 def test_one_error_about_a_file_before_a_model_is_loaded(tmp_path, name):
-    """And no output is left, which the next try would be refused for."""
+    """And no output is left, because of which the next try would be refused."""
     content, says = SPOILED[name]
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     output = tmp_path / "out.jsonl"
@@ -386,7 +386,7 @@ def test_labels_that_mean_no_choice(tmp_path, capsys, label):
 
 
 def test_there_is_always_a_summary(tmp_path, capsys):
-    """Null references are counted and left out; lines that can't be read are told."""
+    """Null references are counted and left out; unreadable lines are reported."""
     fox = {"text": "The fox", "answer": "fox"}
     summary, err = scored(tmp_path, capsys, [fox, {**fox, "answer": None}, {"text": "x"}], "--reference", "answer")
     assert (summary, err) == (

@@ -1,4 +1,4 @@
-"""A flag that is given is used, or an error that names it: each flag of the command line in each of its modes."""
+"""A flag that is given is used, or there is an error that names it: each flag of the command line in each mode."""
 
 from dataclasses import fields
 
@@ -109,7 +109,7 @@ def test_a_flag_is_used_or_refused(mode):
 
 @pytest.mark.parametrize("mode", [["--interactive"], ["--input", "a", "--output", "b", "--score", "text"]])
 def test_one_completion_is_what_everybody_gets(mode):
-    """--n 1 asks for nothing."""
+    """`--n 1` is the default, so it is allowed everywhere."""
     stage, argv = STAGES[-1], [*mode, "--n", "1"]
     parser = build_parser(stage, "run")
     check_flags(stage, parser.parse_args(argv), given_flags(parser, argv))

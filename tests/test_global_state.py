@@ -1,6 +1,6 @@
 """Nothing depends on torch's global state: default dtype and device, autocast, deterministic algorithms, grad modes.
 
-Whoever shares a process with an engine may change it, before the engine is loaded, while it is used, or for a moment
+Other code in the engine's process may change it, before the engine is loaded, while it is used, or for a moment
 in another thread. And no kernel in C is handed memory of another kind than it expects: it would not notice.
 """
 
@@ -83,7 +83,7 @@ STATES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Beside a busy program an engine takes fewer threads, and with another number of them torch's sums differ."""
+    """Next to a busy program an engine takes fewer threads, and with another number of threads torch's sums differ."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -105,7 +105,7 @@ def load(stage: Stage, options: dict, checkpoint):
 
 
 def everything(llm, stage: Stage) -> list:
-    """What comes of all that a stage can do, a step of it at a time."""
+    """The results of everything that a stage can do, one step at a time."""
     params = functools.partial(stage.SamplingParams, max_tokens=4, ignore_eos=True, logprobs=2)
     later = {"prompt_logprobs": 1} if stage.number >= 4 else {}
     samplings = [
@@ -125,7 +125,7 @@ def everything(llm, stage: Stage) -> list:
 
 @pytest.fixture(scope="module")
 def undisturbed(small_checkpoint):
-    """(stage, options) -> an engine and what it says, made where nobody has changed anything."""
+    """(stage, options) -> an engine and its results, made while the global state is untouched."""
     made = {}
 
     def get(stage, options):
@@ -189,7 +189,7 @@ def test_random_weights_are_the_same_in_any_state():
 
 
 class Watch(TorchDispatchMode):
-    """Notes every operation that makes numbers of a type that nothing asked for."""
+    """Records every operation that makes numbers of an unrequested type."""
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
@@ -207,7 +207,7 @@ class Watch(TorchDispatchMode):
 
 @every_way
 def test_nothing_has_the_default_dtype(stage, options, undisturbed, small_checkpoint, monkeypatch):
-    """Also where it changes no token: a whole number times a float is of the default dtype, for example."""
+    """Even where no token would change: an integer tensor times a float, for example, has the default dtype."""
     _, expected = undisturbed(stage, options)
     other = torch.bfloat16 if options.get("dtype") == "float16" else torch.float16
     with default_dtype(other), Watch(other) as watch:
@@ -224,13 +224,13 @@ def sources(stage: Stage) -> list:
 
 
 def calls(tree: ast.AST, names) -> list[ast.Call]:
-    """Of torch's functions of these names."""
+    """The calls of torch's functions with these names."""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     return [call for call in found if ast.unparse(call.func.value) == "torch" and call.func.attr in names]
 
 
 def unnamed(source: str) -> list[str]:
-    """The tensors that it makes without naming dtype and device."""
+    """The calls that make tensors without naming dtype and device."""
     tree = ast.parse(source)
     # The model is built where its runner says, on the meta device.
     exempt = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "embedding"]
@@ -339,7 +339,7 @@ def test_the_other_kernels_are_handed_nothing_else():
 
 @kernels
 def test_addresses_are_asked_for_in_one_place(stage):
-    """And so are checked: `address` alone takes them, but for memory.py, which looks where a page begins."""
+    """And so all are checked: only `address` takes them, except in memory.py, which looks where a page begins."""
     for path in sources(stage):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         spared = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "address"]

@@ -39,7 +39,7 @@ SIZES = {
 
 @pytest.fixture(autouse=True)
 def as_users_get_it(as_is, monkeypatch):
-    """Here "auto" is what it is outside of the tests: int8."""
+    """In this module, "auto" means what it means outside the tests: int8."""
     monkeypatch.setattr(INT8.part("runner"), "pick_int8", as_is)
 
 
@@ -69,7 +69,7 @@ def by_torch(x):
 
 
 def rows_of(x, format, capacity=None):
-    """Rows for the kernels, and the tensor that holds them; with x in them if they are of floats."""
+    """Rows for the kernels, and the tensor that holds them; with x in them if it has floats."""
     num_rows, width = x.shape
     kept = []
     rows = INT8.part("fast_model").rows(capacity or num_rows, width, format, kept)
@@ -80,7 +80,7 @@ def rows_of(x, format, capacity=None):
 
 
 def by_kernel(x, format=c.INT8, threads=2):
-    """The same of the kernels, and the rows themselves."""
+    """The same from the kernels, and the rows themselves."""
     num_rows, width = x.shape
     (given, _keep), (to, memory) = rows_of(x, 0), rows_of(x, format, -(-num_rows // 32) * 32)
     memory.fill_(0xFF)
@@ -124,7 +124,7 @@ def test_rows_in_any_number_of_dimensions():
 
 
 def test_numbers_too_small_for_a_unit():
-    """Their scale is too small to divide by; whatever the integers are, the numbers stay next to nothing."""
+    """Their scale is too small to divide by; whatever the integers are, the numbers stay practically zero."""
     x = torch.tensor([[1e-38, -3e-39, 0.0], [1e-45, 0.0, 0.0]])
     for integers, scales in (by_torch(x), by_kernel(x)[:2], by_kernel(x, c.INT16)[:2]):
         assert (integers * scales[:, None]).abs().max() < 1e-30
@@ -239,7 +239,7 @@ def test_by_torch(dtype, in_, out):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_embedding(dtype):
-    """A token's vector comes from where the last layer has it: packed, in every kind."""
+    """A token's vector is read from the last layer's packed weights, of every kind."""
     for width in (5, 32, 100):
         table, positions = torch.randn(77, width), torch.randn(40, width).to(dtype)
         wte = quantize.Int8Embedding(table)
@@ -259,7 +259,7 @@ def test_embedding(dtype):
 
 
 class Plain(nn.Module):
-    """Hugging Face's layer, with the formula, in the type that the model has."""
+    """Hugging Face's layer with the formula, in the model's dtype."""
 
     def __init__(self, weight, bias=None):  # [out, in]
         super().__init__()
@@ -298,8 +298,8 @@ def run(checkpoint, stage=INT8, max_tokens=8, **options):
 
 @pytest.mark.parametrize("disable", [[], ["linear"]], ids=["kernels", "torch"])
 def test_against_the_formula_in_hugging_faces_model(odd, disable):
-    """An activation that is half-way between two integers may become either of them, which is all that differs: in few
-    rows, and by little compared with int8 itself."""
+    """An activation half-way between two integers may become either. Nothing else differs: few rows, and by little
+    compared with int8 itself."""
     plain, exact = plain_model(odd), GPT2LMHeadModel.from_pretrained(odd).eval()
     prompts, ids, logits = run(odd, disable=disable)
     errors, changes = [], []
@@ -319,7 +319,7 @@ def test_against_the_formula_in_hugging_faces_model(odd, disable):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weights_are_rounded_once(odd, dtype):
-    """From what the checkpoint has, not from what 16 bits leave of it."""
+    """From the checkpoint's numbers, not from these after rounding to 16 bits."""
     models = (
         INT8.LLM(str(odd), device="cpu", dtype=t, disable=["linear"]).engine.runner.model for t in ("float32", dtype)
     )
@@ -332,7 +332,7 @@ def test_weights_are_rounded_once(odd, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("disable", [[], ["linear"]], ids=["kernels", "torch"])
 def test_with_16_bits_it_is_near_the_formula(odd, disable, dtype):
-    """What they round makes other integers of many activations. Measured: 0.005 to 0.04 of a row's size, at most 0.14;
+    """Rounding to 16 bits changes many activations' integers. Measured: 0.005 to 0.04 of a row's size, at most 0.14;
     a wrong scale or a number read as another type gives 1."""
     prompts, ids, logits = run(odd, disable=disable, dtype=dtype)
     plain, errors = plain_model(odd), []
@@ -347,7 +347,7 @@ def test_with_16_bits_it_is_near_the_formula(odd, disable, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_as_is_it_is_the_stage_before(odd, dtype):
-    """Not one bit is another, whatever the dtype."""
+    """Not one bit differs, whatever the dtype."""
     _, expected, before = run(odd, SEVEN, dtype=dtype)
     _, ids, logits = run(odd, dtype=dtype, weights="as-is")
     assert ids == expected
@@ -359,8 +359,8 @@ def test_as_is_it_is_the_stage_before(odd, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_with_each_optimization_off(odd, dtype):
-    """The sums are exact, so they have the same bits by any instructions and in any order. By torch, and with attention
-    of other instructions, the numbers between them have others."""
+    """The sums are exact, so they have the same bits with any instructions and in any order. The numbers between them
+    have other bits with torch, or if attention uses other instructions."""
     _, expected, logits = run(odd, dtype=dtype)
     for name in INT8.part("fast_model").OPTIMIZATIONS:
         _, ids, others = run(odd, dtype=dtype, disable=[name])
@@ -387,7 +387,7 @@ def test_each_way_to_multiply_gives_the_same_bits(odd, kind, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("schedules", test_same_bits.SCHEDULES)
 def test_random_schedules(tmp_path_factory, dtype, schedules, any_threads):
-    """As `test_same_bits.py` has it: neighbors, pieces, hits, preemptions, several completions, guesses."""
+    """Like `test_same_bits.py`: neighbors, pieces, hits, preemptions, several completions, guesses."""
     models = test_same_bits.make_models(tmp_path_factory)
     test_same_bits.check_random_schedules(INT8, models, dtype, schedules)
 
@@ -433,7 +433,7 @@ def test_numbers_that_are_not_finite_end_their_request_alone(small_checkpoint, b
 
 
 def bytes_of(model):
-    """Of all tensors that a model holds, each piece of memory once."""
+    """The bytes of all tensors that a model holds, counting each piece of memory once."""
     linears = [m for m in model.modules() if isinstance(m, quantize.Int8Linear)]
     tensors = [*model.parameters(), *getattr(model, "weights", []), *(t for m in linears for t in vars(m).values())]
     found = {t.data_ptr(): t.nbytes for t in tensors if isinstance(t, torch.Tensor)}
@@ -492,7 +492,7 @@ def test_what_auto_comes_to():
 
 
 def test_int8_on_cuda_is_refused(monkeypatch):
-    """Before a weight is read."""
+    """It is refused before any weight is read."""
     monkeypatch.setattr(INT8.part("runner"), "pick_device", lambda device: torch.device("cuda"))
     monkeypatch.setattr(INT8.part("weights").Checkpoint, "load", lambda *_: pytest.fail("weights are read"))
     with pytest.raises(ValueError, match="weights 'int8' run on a CPU, not on cuda"):
@@ -523,7 +523,7 @@ def test_the_command_says_which_weights_it_has():
 
 
 def test_a_run_is_resumed_with_the_weights_it_began_with(tmp_path):
-    """What rounded weights answered must not be continued with others, nor a run that has others with them."""
+    """A run with rounded weights must not be continued with others, nor the other way around."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "A fox"}\n{"prompt": "A bear"}\n')
     run = ("--input", source, "--output", output, "--max-tokens", 3, "--quiet")

@@ -24,7 +24,7 @@ def stage(request):
 
 @about_streams
 def test_closed_stdin(stage, monkeypatch):
-    """`<&-`: told before the model is loaded."""
+    """`<&-`: an error before the model is loaded."""
     monkeypatch.setattr(sys, "stdin", None)
     status, stdout, stderr = stage.main(*QUICK)
     assert (status, stdout) == (2, "")

@@ -1,6 +1,6 @@
-"""What comes in between: Ctrl-C, abandoned generators, finalizers, signal handlers, threads, forks, failing steps.
+"""Interruptions: Ctrl-C, abandoned generators, finalizers, signal handlers, threads, forks, failing steps.
 
-The engine goes on, nothing of its memory is lost, and no request gets another token for it.
+The engine goes on, none of its memory is lost, and no request gets other tokens because of it.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def serving(request):
 
 @pytest.fixture
 def hectic():
-    """Threads change a thousand times more often than they would."""
+    """Threads switch a thousand times more often than usual."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-6)
     yield
@@ -73,7 +73,7 @@ def tokens_of(outputs) -> list:
 
 
 def ways(stage, llm) -> dict:
-    """All ways to ask an LLM for the jobs: (call, what it has to give)."""
+    """All ways to give the jobs to an LLM: (call, what it has to return)."""
     prompts, params = jobs(stage)
 
     def streamed():
@@ -102,7 +102,7 @@ def in_coroutine(engine, prompt, params):
 
 
 def at_rest(llm) -> None:
-    """Nothing is left behind."""
+    """Check that nothing is left of earlier requests."""
     wait_until(lambda: not llm.loop.waiters)
     llm.loop.call(lambda: None)  # what was asked for before has happened
     assert llm.loop.num_unfinished == 0
@@ -120,7 +120,7 @@ def at_rest(llm) -> None:
 
 
 def ctrl_c(call, seconds) -> bool:
-    """Whether a real SIGINT, so many seconds after its beginning, interrupts this call."""
+    """Whether a real SIGINT, this many seconds after its beginning, interrupts the call."""
     signals = threading.Timer(seconds, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
     try:
         signals.start()
@@ -138,7 +138,7 @@ def ctrl_c(call, seconds) -> bool:
 # Of asyncio.run that is interrupted while it makes its event loop.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <function BaseEventLoop.__del__")
 def test_ctrl_c_at_any_moment(serving, small_checkpoint):
-    """It interrupts the caller, whose requests are gone; a step is never cut short."""
+    """It interrupts the caller, whose requests are dropped; a step is never cut short."""
     with small_engine(serving, small_checkpoint, "AsyncLLM") as engine:
         llm, chance = engine.llm, random.Random(serving.number)
         calls = [*ways(serving, llm).values()]
@@ -247,7 +247,7 @@ def test_a_stream_and_its_engine_live_and_go_together(stage, small_checkpoint, m
 
 @pytest.mark.parametrize("simple", STAGES[:3], ids=lambda stage: stage.directory)
 def test_an_abandoned_run_of_the_simple_stages_leaves_the_trace(simple, small_checkpoint):
-    """Its requests have ended, also for who looks at the trace; the next run is as if it had not been."""
+    """Its requests have ended, also in the trace; the next run is as if it had never been."""
     prompts, params = jobs(simple)
     llm = traced(simple.LLM(small_checkpoint, device="cpu"))
     expected = tokens_of(llm.generate(prompts, params))
@@ -292,7 +292,7 @@ def test_code_in_the_engines_thread_may_leave_and_not_wait(serving, small_checkp
 
 @POSIX
 def test_a_signal_handler_may_ask_for_everything(serving, small_checkpoint):
-    """It runs in the main thread, which only waits: whole calls, and the end of others."""
+    """It runs in the main thread, which only waits. It may make whole calls, and abort others."""
     llm = small_engine(serving, small_checkpoint)
     asked, inside = ways(serving, llm), []
     handled, left = itertools.cycle(asked.values()), []
@@ -343,7 +343,7 @@ def test_a_call_in_the_middle_of_another(serving, small_checkpoint):
 
 
 def test_threads_get_their_own_tokens(stage, small_checkpoint, hectic):
-    """Several at once, in all ways, each again and again."""
+    """Several threads at once, in all ways, repeatedly."""
     llm = small_engine(stage, small_checkpoint)
     calls = [*ways(stage, llm).values()]
 
@@ -407,7 +407,7 @@ def test_steps_that_fail_once_are_noticed_by_nobody(serving, small_checkpoint, c
 @pytest.mark.covers("engine_loop.py")
 @pytest.mark.parametrize("stage", STAGES[3:], ids=str)
 def test_an_engine_that_fails_in_recovery_leaves_nobody_waiting(stage, small_checkpoint, monkeypatch, caplog):
-    """Its callers get the error, requests that came before the end too, and later ones learn it as the cause."""
+    """Its callers get the error, and so do requests that came before the end; later ones get it as the cause."""
     llm = stage.LLM(small_checkpoint, device="cpu")
     defect = RuntimeError("a defect")
 
@@ -435,7 +435,7 @@ def test_an_engine_that_fails_in_recovery_leaves_nobody_waiting(stage, small_che
 
 
 def test_a_step_that_always_fails_is_told_and_the_engine_lives(serving, small_checkpoint):
-    """Every caller gets the error itself, whose traceback says where it was."""
+    """Every caller gets the error itself, with a traceback that says where it was raised."""
     llm = small_engine(serving, small_checkpoint)
     asked = ways(serving, llm)
     for owner, name, late in parts(llm):
@@ -450,7 +450,7 @@ def test_a_step_that_always_fails_is_told_and_the_engine_lives(serving, small_ch
 
 
 def test_an_ended_completion_is_told_once(small_checkpoint):
-    """Though a step fails after its end, while its siblings go on."""
+    """Even if a step fails after its end, while its siblings go on."""
     for stage in STAGES[4:6]:
         llm, parameters = small_engine(stage, small_checkpoint), dict(seed=3, n=2, max_tokens=9, ignore_eos=True)
         ((first, second),) = tokens_of(llm.generate([[1, 2]], stage.SamplingParams(**parameters)))
@@ -512,7 +512,7 @@ def run_script(script: str, stage, checkpoint) -> tuple[int, str]:
 @about_streams
 @pytest.mark.parametrize("stage", [STAGES[0], STAGES[3], STAGES[5]], ids=str)
 def test_a_fork_is_refused_at_its_first_call(stage, small_checkpoint):
-    """Its threads are missing in the child, where it would wait for them for ever; the parent goes on."""
+    """Its threads are missing in the child, where calls would wait for them forever; the parent goes on."""
     assert run_script(FORK, stage, small_checkpoint) == (0, "")
 
 
@@ -595,7 +595,7 @@ NUMPY = dict(
 
 @pytest.mark.covers("support/sampling_params.py", "support/inputs.py")
 def test_numpy_values_become_pythons(stage, small_checkpoint):
-    """An int8 that is to count to 100 would overflow, and a float64 not fit into the sampler's tensors."""
+    """An int8 that should count to 100 would overflow, and a float64 would not fit into the sampler's tensors."""
     given = stage.SamplingParams(**NUMPY)
     own = {name: value.item() if hasattr(value, "item") else value for name, value in NUMPY.items()}
     plain = stage.SamplingParams(**own | {"stop_token_ids": [3], "stop": ["never"]})

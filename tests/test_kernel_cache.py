@@ -26,7 +26,7 @@ def stage(request):
 
 
 def use_a_small_source(stage, path):
-    """Compile functions of the kernels' names that do nothing: what is tested here is not what they compute."""
+    """Compile functions with the kernels' names that do nothing, since these tests don't check what they compute."""
     alone = getattr(stage.part("kernels.c_kernel"), "ALONE", ())
     names = [
         "paged_attention",
@@ -80,7 +80,7 @@ def test_it_is_compiled_once(compiler, tmp_path, monkeypatch):
 
 
 def test_what_nobody_uses_goes(compiler, monkeypatch):
-    """30 days after its last use, when another library is kept."""
+    """It is deleted 30 days after its last use, when another library is stored."""
     kept = [compiler.compile_kernel()]
     directory, now = kept[0].parent, time.time()
     (directory / "tmpkilled").mkdir()  # as of a compile that was killed
@@ -104,7 +104,7 @@ def test_a_copy_of_the_sources_shares_the_library(compiler, monkeypatch):
 
 
 def test_a_library_that_can_not_be_loaded(stage, tmp_path, monkeypatch):
-    """It compiles, but every time to something that is none: auto goes on without, in one line."""
+    """It compiles, but every time to something that is not a library: "auto" goes on without it, with one log line."""
     kernel = stage.part("kernels.c_kernel")
 
     def compile_kernel():
@@ -178,7 +178,7 @@ def test_without_a_cache_directory(stage, tmp_path):
 
 
 def test_where_the_cache_is(compiler, tmp_path, monkeypatch):
-    """A relative XDG_CACHE_HOME is no setting, says its specification; without a HOME, `~` is no directory."""
+    """By its specification, a relative XDG_CACHE_HOME counts as unset; without a HOME, `~` is not a directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for relative in ("", "cache", "./cache", "~/cache"):
@@ -194,7 +194,7 @@ def test_where_the_cache_is(compiler, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("call", ["mkdtemp", "fsync", "replace"])
 def test_a_full_disk(stage, compiler, monkeypatch, call):
-    """What can't be kept is for this process alone."""
+    """A library that can't be stored is used by this process alone."""
     owner = compiler.tempfile if call == "mkdtemp" else compiler.os
     original, kernel_cache = getattr(owner, call), compiler.cache_directory()
 
@@ -227,7 +227,7 @@ def test_no_room_for_temporary_files(stage, compiler, monkeypatch, tmp_path, cap
 
 
 def fails(stage, caplog) -> str:
-    """The one line that auto says when it goes on with torch; who insists on C gets it as an error."""
+    """The one line that "auto" logs when it goes on with torch; asking for C explicitly raises it as an error."""
     caplog.clear()
     assert stage.part("attention").pick_backend("auto", CPU, 64)[0] == "torch"
     (record,) = caplog.records
@@ -276,7 +276,7 @@ def test_a_compiler_that_is_no_program(stage, compiler, tmp_path, monkeypatch, c
 
 
 def test_a_compiler_that_hangs(compiler, tmp_path, monkeypatch):
-    """It is killed with all that it has started: to wait for its output would be to wait for that, too."""
+    """It is killed with all processes that it has started, because its output would not end before they do."""
     program = write_compiler(tmp_path / "cc", f"echo $$ > {tmp_path}/pid; sleep 1000 & wait; sleep 1000")
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=r"cc did not finish within 0.5 seconds"):
@@ -300,7 +300,7 @@ def test_a_compiler_that_hangs(compiler, tmp_path, monkeypatch):
 
 
 def test_a_compile_that_is_killed(stage, compiler, tmp_path):
-    """The process ends while it compiles, or while it copies: the next start compiles as if nothing had been."""
+    """The process ends while it compiles, or while it copies: the next start compiles as if nothing had happened."""
     directory = compiler.cache_directory()
     (directory / "tmpkilled").mkdir()
     (directory / "tmpkilled" / "kernel.so").write_bytes(b"half of a libr")  # what `keep` would leave

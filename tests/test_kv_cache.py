@@ -47,7 +47,7 @@ def test_reserved_and_used(small_checkpoint, max_num_seqs):
 
 
 def test_written_in_place():
-    """Allocated once; update gives views of it, not copies; what was there stays."""
+    """It is allocated once; `update` returns views of it, not copies; what was there stays."""
     cache = stage.part("kv_cache").KVCache(2, 3, 4, 10, 8, torch.float32, torch.device("cpu"))
     assert cache.data.shape == (2, 2, 3, 4, 10, 8)
     assert cache.num_tokens == 30
@@ -87,7 +87,7 @@ def test_a_batch_that_does_not_fit_is_split(small_checkpoint):
 
 @pytest.mark.parametrize("room", [19, 20, 29, 30, 31, 39, 40, 49])
 def test_as_many_rows_as_have_room(small_checkpoint, room):
-    """Each row takes 10 tokens; what is left over of the room is no row."""
+    """Each row takes 10 tokens; what is left is not enough for a row."""
     params = stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     llm = stage.traced(small_checkpoint, kv_cache_bytes=room * BYTES_PER_TOKEN)
     llm.generate(random_prompts(211, [8, 8, 8, 8]), params)
@@ -95,7 +95,7 @@ def test_as_many_rows_as_have_room(small_checkpoint, room):
 
 
 def test_a_request_that_can_never_fit(small_checkpoint):
-    """It is refused before anything runs, and told how much it needs; to the byte."""
+    """It is refused before anything runs; the message says how much it needs, to the byte."""
     prompt = random_prompts(211, [20])[0]
     params = stage.SamplingParams(max_tokens=5)
     exact = 24 * BYTES_PER_TOKEN
@@ -128,7 +128,7 @@ def test_bytes_per_token():
 
 
 def test_rows_that_ended_are_carried_past_the_last_position(small_checkpoint):
-    """A long prompt fills its context in a step, its short neighbour goes on for dozens."""
+    """A long prompt fills its context in one step; its short neighbor goes on for dozens."""
     prompts = random_prompts(211, [47, 2])
     outputs = stage.engine(small_checkpoint).generate(
         prompts, stage.SamplingParams(temperature=0, max_tokens=46, ignore_eos=True)
@@ -137,7 +137,7 @@ def test_rows_that_ended_are_carried_past_the_last_position(small_checkpoint):
 
 
 def test_one_cache_at_a_time(small_checkpoint, monkeypatch):
-    """A batch's cache is let go before the next one's is made: two would be more memory than was planned for."""
+    """A batch's cache is freed before the next one's is made; two would take more memory than was planned for."""
     llm, caches = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2), []
     new_cache = llm.engine.runner.new_cache
 

@@ -1,4 +1,4 @@
-"""Every limit and bad value of the contract: a ValueError that names the field or prompt, before anything runs."""
+"""For every limit and bad value of the contract, a ValueError that names the field or prompt, before anything runs."""
 
 import math
 import shutil
@@ -82,7 +82,7 @@ def test_the_ends_of_the_ranges(stage, field):
 
 
 def test_what_sampling_params_become(stage):
-    """Their defaults, and values that are kept otherwise than they were given."""
+    """Their defaults, and values that are stored in a different form than given."""
     zero = dict.fromkeys(("top_k", "min_p", "presence_penalty", "frequency_penalty", "min_tokens"), 0)
     one = dict.fromkeys(("temperature", "top_p", "repetition_penalty"), 1)
     no = dict.fromkeys(("ignore_eos", "include_stop_str_in_output"), False)

@@ -1,4 +1,4 @@
-"""Looking on while an engine serves: what a viewer is told, what that costs nobody, and the levers."""
+"""Watching an engine serve: what a viewer receives, at no one else's cost, and the levers."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from tests.test_serving import SERVING, ask, ask_async, error_of, held_while, li
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    """Look often, for the steps of a small model are quick."""
+    """Look often, because a small model's steps are short."""
     monkeypatch.setattr("stagewise.serving.live.PAUSE", 0.001)
 
 
@@ -30,13 +30,13 @@ def shown(stage, model, **options):
 
 
 class Onlooker:
-    """One who looks on, in this process.
+    """A viewer, in this process.
 
     Attributes:
         told: what came since the latest header, that first.
         asked: the requests that were named: id -> [when it came, x-request-id].
         runs, now: the events of these kinds.
-        ended: whether the server has taken its leave.
+        ended: whether the server has said goodbye.
     """
 
     def __init__(self, app, query=""):
@@ -85,7 +85,7 @@ class Onlooker:
             self.ended = True
 
     def tokens(self):
-        """Of each completion: what it has by now."""
+        """The tokens that each completion has so far."""
         made = {}
         for event in (event for step in self.told[1:] for event in (*step["before"], *step["after"])):
             key = event.get("request_id"), event.get("index")
@@ -118,7 +118,7 @@ def expected(app, prompts, max_tokens):
 
 
 def check_trace(onlooker):
-    """The schema holds, the steps count up, and each token's text is told; returns the numbers of the steps."""
+    """Check that the schema holds, the steps count up, and each token has a text. Returns the numbers of the steps."""
     header, *steps = onlooker.told
     check_header(header)
     numbers = [step["step"] for step in steps]
@@ -146,7 +146,7 @@ def gone(app):
 
 @pytest.mark.parametrize("stage", SERVING)
 def test_all_viewers_see_the_same_steps(stage, small_checkpoint):
-    """Whenever they come: who comes later gets what was there before, under the same numbers."""
+    """Whenever they come: later viewers get the earlier steps under the same numbers."""
     prompts = random_prompts(211, [5, 9, 3, 7, 6])
 
     async def go(app):
@@ -171,7 +171,7 @@ def test_all_viewers_see_the_same_steps(stage, small_checkpoint):
 
 
 def test_refused_guesses_have_a_text_too(small_checkpoint, tmp_path):
-    """Those of a draft model: it guesses tokens that stand nowhere else."""
+    """A draft model guesses tokens that appear nowhere else."""
     sizes = dict(n_layer=1, n_head=1, n_embd=16, n_positions=48, vocab_size=211)
     draft = write_checkpoint(tmp_path / "draft", seed=1, **sizes)
 
@@ -189,8 +189,8 @@ def test_refused_guesses_have_a_text_too(small_checkpoint, tmp_path):
 
 
 def test_what_is_kept_is_bounded(small_checkpoint, monkeypatch):
-    """The oldest steps go. Who comes then, in the middle of a run, is told where what there is begins, and what was
-    there already."""
+    """The oldest steps are dropped. A viewer that comes then, in the middle of a run, is told at which step the record
+    begins, and what was there already."""
     monkeypatch.setattr("stagewise.serving.live.KEPT_STEPS", 80)
     prompts = random_prompts(211, [5, 9, 3, 7] * 8)
 
@@ -329,7 +329,7 @@ def test_the_end_is_told(small_checkpoint):
 
 
 def test_a_replay_to_put_steps_into(small_checkpoint):
-    """It is what the command line makes of the first step."""
+    """It is the page that the command line makes of the first step."""
 
     async def go(app):
         async with Onlooker(app) as onlooker:
@@ -345,7 +345,7 @@ def test_a_replay_to_put_steps_into(small_checkpoint):
 
 
 def test_visitors(small_checkpoint):
-    """They come, are answered, and nobody waits for them; another site's page can't send them."""
+    """Visitors' requests come and are answered, and nobody waits for them; another site's page can't send any."""
 
     async def go(app):
         for i in range(3):
@@ -377,7 +377,7 @@ def test_the_page_is_for_browsers_on_this_machine(small_checkpoint):
 
 @pytest.mark.parametrize("stage", SERVING[1:])
 def test_levers(stage, small_checkpoint):
-    """Less of everything while requests run: the same tokens, and no more run at once; then all is there again."""
+    """With less of everything while requests run, tokens are the same, and fewer run at once; then all is restored."""
     prompts = random_prompts(211, [5, 9, 3, 7, 6, 8])
 
     async def go(app):
@@ -415,7 +415,7 @@ def test_levers(stage, small_checkpoint):
     ],
 )
 def test_the_lever_for_blocks_works_with_any_pool(stage, num_blocks, small_checkpoint):
-    """It goes down to one block, or to what a request that is there may need; and up for one that needs more."""
+    """It goes down to one block, or to what an unfinished request may need; and up again for one that needs more."""
 
     def blocks(app):
         return ask(app, "/live/levers").json()["num_blocks"]

@@ -1,4 +1,4 @@
-"""How much memory is free: of the system, and under the limits of control groups, which containers are."""
+"""How much memory is free, in the system and within the limits of control groups, which containers are."""
 
 import pytest
 import torch
@@ -41,12 +41,12 @@ def test_on_another_system(free_memory, stage, monkeypatch, tmp_path):
 
 
 def test_in_a_container(free_memory):
-    """Its limit without what is used; cached files, such as a checkpoint that was read, can be dropped."""
+    """Its limit minus what is used, except cached files (such as a checkpoint after reading), which can be dropped."""
     assert free_memory(("a/b", 4 * GB, 3 * GB, GB // 2)) == 1.5 * GB
 
 
 def test_in_a_container_of_an_older_system(free_memory):
-    """Version 1 of control groups has other files, and a huge number for no limit."""
+    """Version 1 of control groups has other files, and uses a huge number for "no limit"."""
     assert free_memory(("a/b", 4 * GB, 3 * GB, GB // 2), ("", 2**63 - 4096, 9 * GB, 0), version="memory") == 1.5 * GB
 
 

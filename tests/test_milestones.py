@@ -1,5 +1,5 @@
-"""Build your own engine: every stage passes its milestones, an engine with a mistake is told which one and why, and a
-skeleton is its stage without the idea."""
+"""Build your own engine: every stage passes its milestones, an engine with a mistake fails with its name and reason,
+and a skeleton is its stage without the idea."""
 
 import ast
 import shutil
@@ -26,7 +26,7 @@ OF_STAGE = {1: [1], 2: [2], 3: [3], 4: [4], 5: [5, 6], 6: [6], 7: [7], 8: [8]}  
 
 @pytest.fixture(autouse=True)
 def same_name():
-    """Each test's first engine has the name that the last test's had, so their kernels are compiled once."""
+    """Each test's first engine gets the same name, so their kernels are compiled only once."""
     yield
     for name in [name for name in sys.modules if name.startswith("own_engine_")]:
         del sys.modules[name]
@@ -252,7 +252,7 @@ VERBS = [
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: f"{verb[1]} {verb[2]}")
 def test_a_verb_is_checked_by_itself(verb, tmp_path):
-    """Before anything of the whole engine runs."""
+    """It is checked before any whole engine runs."""
     stage, milestone, what, *edit = verb
     (number, first, state, message) = told(
         Mistake(what, stage, milestone, "", [tuple(edit)]).make(tmp_path), [milestone]
@@ -281,7 +281,7 @@ OF_SPECULATION = [
 
 
 def test_what_milestone_7_may_leave_out(tmp_path, monkeypatch):
-    """The methods of one engine are exchanged, one mistake after the other."""
+    """One engine's methods are replaced, by one mistake after another."""
     lab = Lab(OwnEngine(ROOT / STAGES[6].directory), tmp_path)
     for name in {name for name, *_ in OF_SPECULATION}:
         getattr(verbs, name)(lab)
@@ -302,7 +302,7 @@ def test_what_milestone_7_may_leave_out(tmp_path, monkeypatch):
 
 @pytest.mark.soak
 def test_a_request_that_waits_for_ever_is_ended(tmp_path):
-    """One that is larger than the whole cache is preempted again and again: the computing time ends it, and says where."""
+    """A request larger than the whole cache is preempted forever: the limit on CPU time ends it, and says where."""
     fits = ("engine.py", "if needed > self.runner.num_blocks", "if False")
     idle = (
         "engine.py",
@@ -386,7 +386,7 @@ def test_bad_arguments_are_named(tmp_path, capsys):
 
 
 def test_the_cases_are_what_they_say(tmp_path):
-    """What a check rests on: the network without mistakes is stage 1's, and no mistake gives what is right."""
+    """What a check relies on: the network without mistakes is stage 1's, and no mistake gives the right result."""
     lab = Lab(OwnEngine(ROOT / STAGES[0].directory), tmp_path)
     network, prompts = lab.network(lab.model()), prompts_of(*LENGTHS)
     best = lambda logits: float(logits.log_softmax(-1).max())  # noqa: E731
@@ -479,7 +479,7 @@ def test_a_directory_that_start_has_not_made_is_somebodys_work(tmp_path):
 
 
 def test_what_needs_no_change_stays_the_learners(tmp_path):
-    """From 2 to 3: the sampler is the same in both stages, the model is not, and helpers of one's own come along."""
+    """From 2 to 3: the sampler is the same in both stages, the model is not, and the learner's own helpers are kept."""
     mine = tmp_path / "mine"
     skeletons.start(2, mine)
     sampler = (ROOT / STAGES[1].directory / "sampler.py").read_text() + "\n# written by me\n"

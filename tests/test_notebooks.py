@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, in a quick setting; those committed were run, in order, with their pictures."""
+"""The notebooks run from top to bottom, in a quick setting; as committed, they were run in order, with pictures."""
 
 import importlib
 import importlib.metadata
@@ -37,7 +37,7 @@ def test_all_are_there():
 
 @pytest.mark.parametrize("path", NOTEBOOKS[2:], ids=lambda path: path.stem)
 def test_its_cells_run(path, monkeypatch):
-    """From top to bottom, in this process, a few tokens of the bundled model in place of each run."""
+    """From top to bottom, in this process, with a few tokens from the bundled model in place of each run."""
     monkeypatch.setenv("STAGEWISE_QUICK", "1")
     monkeypatch.syspath_prepend(path.parent)
     monkeypatch.chdir(ROOT)
@@ -132,7 +132,7 @@ def test_address_is_one_of_github(tmp_path):
 
 
 def test_a_codespace_installs_what_there_is():
-    """The container's files are whole, and name extras and make targets that exist."""
+    """The container's files are complete, and name extras and make targets that exist."""
     folder = ROOT / ".devcontainer"
     container = json.loads((folder / "devcontainer.json").read_text(encoding="utf-8"))
     _, script = container["postCreateCommand"].split()
@@ -172,7 +172,7 @@ def test_start_installs_what_is_missing(installed, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_notebook_that_stands_alone_fetches_the_project(alone, tmp_path, monkeypatch):
-    """As on Colab; in a clone, where start.py is beside it, it fetches nothing."""
+    """As on Colab; in a clone, where start.py is next to it, it fetches nothing."""
     from IPython.core.inputtransformer2 import TransformerManager
 
     code = TransformerManager().transform_cell(notebook_heads.FETCH.format(address=ADDRESS))

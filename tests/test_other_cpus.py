@@ -1,7 +1,7 @@
 """The kernels of stages 6 and 8 without Python and torch, as a C program that checks itself (kernels/check.c): on this
-CPU, for ARM under an emulator, and by Clang, which is macOS's compiler. Nothing here says how fast they are there.
+CPU, for ARM in an emulator, and by Clang, which is macOS's compiler. Nothing here says how fast they are there.
 
-Stage 7's kernels are stage 6's; what is compiled for less than this CPU has is for `make soak`."""
+Stage 7's kernels are stage 6's. Kernels compiled for lesser CPUs than this one are left to `make soak`."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ def flags(stage) -> list[str]:
 
 
 def build(directory: Path, stage, compiler: str, *more: str, libraries: tuple[str, ...] = ()) -> Path:
-    """The program. What it needs is told by name where it is missing: on Debian, apt-get install it."""
+    """Build the program. If something is missing, the message names the Debian package to install."""
     assert shutil.which(compiler), f"there is no {compiler}; `make test-arm` says what to install"
     program = directory / "check"
     command = [compiler, *flags(stage), *more, *sources(stage), *libraries, "-lm", "-o", str(program)]
@@ -71,7 +71,7 @@ NEEDS = {"x86-64-v4": {"avx512f", "avx512bw", "avx512vl"}, "x86-64-v3": {"avx2",
 @KERNELS
 @pytest.mark.parametrize("optimize", ["-O1", pytest.param("-O3", marks=pytest.mark.soak)])
 def test_on_this_cpu(tmp_path, kernels, march, optimize, request):
-    """With all that it has, and as a CPU with less. It takes the compiler three times as long to optimize all."""
+    """With all of its instructions, and with fewer. The compiler takes three times as long to optimize everything."""
     if needed := NEEDS.get(march, set()) - cpu_flags():
         pytest.skip(f"this CPU has no {', '.join(sorted(needed))}")
     flags = [optimize, *([f"-march={march}"] if march and platform.machine() == "x86_64" else [])]
@@ -89,7 +89,7 @@ def test_on_this_cpu(tmp_path, kernels, march, optimize, request):
 @pytest.mark.parametrize("march", ["native", "x86-64-v3"])
 @KERNELS
 def test_instructions_that_this_cpu_lacks(tmp_path, kernels, march):
-    """Products of bfloat16s and of int8, and tiles, in plain C: that the kernels use them rightly, and in one order."""
+    """Products of bfloat16s and of int8, and tiles, in plain C: the kernels use them correctly, and in one order."""
     if march != "native" and (needed := NEEDS[march] - cpu_flags()):
         pytest.skip(f"this CPU has no {', '.join(sorted(needed))}")
     program = build(tmp_path, kernels, "cc", "-fopenmp", f"-march={march}", "-include", str(EMULATED))
@@ -224,7 +224,7 @@ def objects(tmp_path_factory):
 
 
 def link(files, directory: Path) -> Path:
-    """The program of these files: objects, and what is still to be compiled."""
+    """Make the program from these files: objects, and sources that are still to be compiled."""
     subprocess.run([*QUICKLY, *map(str, files), "-lm", "-o", "check"], cwd=directory, check=True, timeout=300)
     return directory / "check"
 

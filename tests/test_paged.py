@@ -1,4 +1,4 @@
-"""From stage 5 on: blocks that are shared, found, taken away and given back, and the same tokens as ever."""
+"""From stage 5 on: blocks are shared, found, taken away and given back, and the tokens stay the same."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def stage(request):
 
 
 def hostile(llm):
-    """Nothing in the cache is a number before it is written, and no block lies next to its neighbor."""
+    """All of the cache is NaN until it is written, and no block lies next to its neighbor."""
     llm.engine.runner.cache.keys.fill_(math.nan)
     llm.engine.runner.cache.values.fill_(math.nan)
     blocks = list(llm.engine.block_manager._free)
@@ -43,7 +43,7 @@ def traced_engine(stage, checkpoint, **arguments):
 
 
 def stepper(stage, checkpoint, **arguments):
-    """One that is stepped by hand."""
+    """An engine whose steps the test runs."""
     return hostile(stage.stepper(checkpoint, **arguments))
 
 
@@ -131,7 +131,7 @@ class OutOfOrderError(Exception):
 
 @pytest.fixture(scope="module")
 def roomy(small_checkpoint):
-    """An engine of each stage with room for everybody, and no prefix cache: what the others are compared with."""
+    """An engine of each stage with room for all requests, and no prefix cache: what the others are compared with."""
     return {
         stage: stage.LLM(small_checkpoint, device="cpu", max_num_seqs=64, enable_prefix_caching=False)
         for stage in PAGED
@@ -141,7 +141,7 @@ def roomy(small_checkpoint):
 @pytest.mark.parametrize("seed", range(5))
 def test_everything_at_once(stage, small_checkpoint, roomy, seed):
     """Forks, shared prefixes, arrivals, aborts and steps that fail, in an engine of random sizes: nothing is lost, and
-    whoever finishes has the tokens that it has with room and time."""
+    requests that finish have the tokens that they get in a roomy one."""
     rng = random.Random(seed)
     heads = random_prompts(211, [20, 24], seed)
     prompts = [rng.choice(heads)[: rng.randrange(25)] + [rng.randrange(3) for _ in range(4)] for _ in range(14)]
@@ -193,7 +193,7 @@ def test_everything_at_once(stage, small_checkpoint, roomy, seed):
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair", "priority", "shortest"])
 def test_preempted_again_and_again(stage, small_checkpoint, answers, policy):  # noqa: F811
-    """A pool that holds the longest request and no token more: everybody else is thrown out for it, and all end."""
+    """A pool that holds the longest request and no token more: all others are preempted for it, and all end."""
     prompts, params = workload(stage, 24)
     llm = stepper(stage, small_checkpoint, max_num_seqs=24, block_size=1, num_blocks=43, policy=policy, watermark=0.0)
     finished = run(llm, [(str(i), prompts[i], params[i]) for i in range(24)])
@@ -257,7 +257,7 @@ def test_whoever_is_forked_has_its_parents_place(stage, small_checkpoint):
 
 
 def steps_to_first_token(llm, small, params, every: int, number: int, finished: dict) -> list[int]:
-    """One small request after the other, each so many steps after the one before. finished: gets the outputs."""
+    """Small requests one after another, this many steps apart. finished: gets the outputs."""
     arrived, waited = {}, {}
     step = 0
     while len(waited) < number:
@@ -278,7 +278,7 @@ def steps_to_first_token(llm, small, params, every: int, number: int, finished: 
 @pytest.mark.covers("scheduler.py", "policies.py")
 @pytest.mark.parametrize("greed", ["n", "prompts", "memory"])
 def test_fair_to_small_requests(stage, small_checkpoint, greed):
-    """Beside one that asks for dozens of completions, or for all of the memory, a small request waits a few steps; and
+    """Next to one that asks for dozens of completions, or for all of the memory, a small request waits a few steps; and
     all get the tokens that they get alone."""
     prompts = random_prompts(211, [9] * (40 if greed == "memory" else 20))
     most = greedy(stage, 30) if greed != "n" else stage.SamplingParams(n=60, max_tokens=30, seed=1, ignore_eos=True)
@@ -310,7 +310,7 @@ def test_fair_to_small_requests(stage, small_checkpoint, greed):
 
 
 def test_fair_starves_nobody(stage, small_checkpoint):
-    """However many come later, a request that asks for much ends by when its completions could have, one by one."""
+    """However many requests come later, a large one ends no later than its completions could have, one by one."""
     llm = traced(stepper(stage, small_checkpoint, policy="fair", max_num_seqs=3))
     llm.add_request("much", [1, 2, 3, 4], stage.SamplingParams(n=12, max_tokens=6, seed=1, ignore_eos=True))
     for step in range(1000):
@@ -323,7 +323,7 @@ def test_fair_starves_nobody(stage, small_checkpoint):
 
 
 def test_as_many_completions_begin_as_have_a_place(stage, small_checkpoint):
-    """No step makes more tokens than requests may run, so that nobody waits for hundreds of first ones."""
+    """No step makes more tokens than requests may run, so that none waits for hundreds of first tokens."""
     llm = traced_engine(stage, small_checkpoint, max_num_seqs=4)
     alone = stage.SamplingParams(n=50, max_tokens=3, seed=1, ignore_eos=True)
     llm.generate([[1, 2, 3], [4, 5, 6, 7]], [alone, greedy(stage, 5)])
@@ -331,7 +331,7 @@ def test_as_many_completions_begin_as_have_a_place(stage, small_checkpoint):
 
 
 def test_the_watermark(stage, small_checkpoint):
-    """A request alone may take all there is; a second one has to leave the reserve."""
+    """A request by itself may take all blocks; a second one has to leave the reserve."""
     prompts = random_prompts(211, [20, 20])
     together = {}
     for watermark in (0.0, 0.5):
@@ -344,7 +344,7 @@ def test_the_watermark(stage, small_checkpoint):
 
 
 def test_a_request_that_can_never_fit(stage, small_checkpoint):
-    """It is refused at once, with what it needs and what there is; one that just fits runs."""
+    """It is refused at once, and the message says what it needs and what there is; one that just fits runs."""
     llm = engine(stage, small_checkpoint, block_size=4, num_blocks=3)
     prompt = random_prompts(211, [9])[0]
     assert len(llm.generate([prompt], greedy(stage, 4))[0].outputs[0].token_ids) == 4
@@ -392,7 +392,7 @@ def test_hits_between_requests_and_calls_and_within_a_step(stage, small_checkpoi
 
 
 def test_what_was_generated_is_found_too(stage, small_checkpoint):
-    """A second turn of a conversation: prompt and answer of the first are there."""
+    """In the second turn of a conversation, the first turn's prompt and answer are found."""
     llm = engine(stage, small_checkpoint)
     prompt = random_prompts(211, [10])[0]
     answer = llm.generate([prompt], greedy(stage, 23))[0].outputs[0].token_ids
@@ -521,7 +521,7 @@ def test_streams_of_completions(stage):
 
 @about_outputs
 def test_texts_of_completions_with_broken_characters(stage, babble):
-    """Each has a decoder of its own: half a character of one is not completed by another."""
+    """Each has its own decoder: half a character of one is not completed by another."""
     llm = stage.engine(babble)
     params = stage.SamplingParams(n=5, max_tokens=60, temperature=2.0, ignore_eos=True)
     (output,) = llm.generate([[5, 6]], params)
@@ -531,7 +531,7 @@ def test_texts_of_completions_with_broken_characters(stage, babble):
 
 
 def test_completions_that_end_at_different_times(stage, small_checkpoint):
-    """Nobody's end is taken for the end of all."""
+    """The end of one is not taken for the end of all."""
     params = stage.SamplingParams(n=6, max_tokens=25, seed=1, ignore_eos=True, stop_token_ids=list(range(0, 211, 9)))
     (expected,) = engine(stage, small_checkpoint).generate([[1, 2]], params)
     assert len({len(completion.token_ids) for completion in expected.outputs}) > 2
@@ -635,7 +635,7 @@ def test_what_completions_share(stage):
 
 @pytest.mark.parametrize(("num_scored", "expected"), [(None, 4), (1, 0), (2, 1), (3, 4)])
 def test_how_many_tokens_may_be_found(stage, num_scored, expected):
-    """All but the last; of a prompt whose log-probabilities are wanted, those before the next one to get any."""
+    """All but the last; if the prompt's log-probabilities are wanted, those before the next one that needs them."""
     params = stage.SamplingParams(prompt_logprobs=None if num_scored is None else 0)
     request = stage.make_request(params, [1, 2, 3], [4, 5])
     if num_scored is not None:
@@ -804,7 +804,7 @@ def test_beams_share_blocks(stage, small_checkpoint):
 
 @pytest.mark.covers("beam_search.py", "block_manager.py")
 def test_beams_in_the_smallest_pool(stage, ending_checkpoint):
-    """As many blocks as the beams of one prompt can need, and streams that are open; all get what is theirs."""
+    """As many blocks as the beams of one prompt can need, and open streams; all get their results."""
     prompts = random_prompts(40, [9, 6, 10])
     expected = engine(stage, ending_checkpoint).beam_search(prompts, 3, 8)
     llm = engine(stage, ending_checkpoint, block_size=2, num_blocks=5 + 3 * 4, max_num_seqs=4)
@@ -970,7 +970,7 @@ def test_blocks_are_copied_in_every_layer(stage):
 
 @pytest.mark.covers("kv_cache.py")
 def test_what_a_gpu_has_for_the_cache(stage, monkeypatch):
-    """Nine tenths of what is free, without the 400 bytes that a full step takes beside the model's 1,000."""
+    """Nine tenths of what is free, minus the 400 bytes that a full step takes besides the model's 1,000."""
     calls, kv_cache, device = [], stage.part("kv_cache"), torch.device("cuda")
     monkeypatch.setattr(kv_cache, "free_memory", lambda device: 10_000)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1000)

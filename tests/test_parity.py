@@ -72,7 +72,7 @@ def test_same_logits_in_every_stage(checkpoint):
 
 @pytest.fixture(scope="module")
 def stories():
-    """Prompts, and how Hugging Face's own `generate` goes on with them, greedily, with the bundled model."""
+    """Prompts, and how Hugging Face's own `generate` continues them, greedily, with the bundled model."""
     model = GPT2LMHeadModel.from_pretrained(TINYTALES, dtype=torch.float32).eval()
     texts = ["Once upon a time", "A fox", "In the days when the winters were long, a boy named Tom"]
     prompts = [STAGES[0].tokenizer().encode(text) for text in texts]

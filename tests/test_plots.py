@@ -1,4 +1,4 @@
-"""The pictures say what the traces say."""
+"""The pictures show what the traces say."""
 
 import json
 import re
@@ -95,7 +95,7 @@ def test_block_map_marks_what_is_shared(babble):
     assert gray[:, -1].sum() == num_findable - sum(released) > 0
 
 
-def test_ladder_compares_neighbours():
+def test_ladder_compares_consecutive_engines():
     result = json.loads((ROOT / "bench/results/tail.json").read_text())
     speeds = [row["tokens_per_second"] for row in result["summary"]]
     told = texts(plots.ladder(result))
@@ -145,7 +145,7 @@ def test_command_line_draws_files_of_trace(tmp_path, trace, kind):
 
 
 def test_servers_under_load():
-    """Every server's median and 99th percentile of both waits, at what it held."""
+    """Every server's median and 99th percentile of both waits, at the throughput that it reached."""
     runs = [
         {
             "engine": engine,

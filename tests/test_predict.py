@@ -27,7 +27,7 @@ def a_run(slots: int = 4, model: str = "gpt2") -> Outcome:
 
 @pytest.fixture(autouse=True)
 def own_progress(tmp_path, monkeypatch):
-    """Nothing here touches the progress of who runs the tests."""
+    """Keep the tests away from the progress of the person who runs them."""
     monkeypatch.setattr(catalogue, "PROGRESS", tmp_path / "progress.json")
 
 
@@ -54,7 +54,7 @@ def record():
 
 
 def answer(monkeypatch, text):
-    """What stdin says; None: it is closed."""
+    """Set what stdin contains; None: it is closed."""
     monkeypatch.setattr(sys, "stdin", None if text is None else io.StringIO(text))
 
 
@@ -94,7 +94,7 @@ def test_after_it_was_compared_it_stays(capsys, one):
     assert catalogue.PROGRESS.read_bytes() == before
 
 
-def test_until_it_is_compared_it_may_be_said_anew(capsys, one, monkeypatch):
+def test_a_prediction_may_change_until_it_is_compared(capsys, one, monkeypatch):
     """And an experiment that was interrupted has lost nothing."""
 
     def interrupted(slots: int = 4) -> Outcome:
@@ -229,8 +229,8 @@ def test_damaged_predictions_are_copied_aside(capsys, one, damaged):
     assert "not predicted" in out
 
 
-def test_predictions_of_another_edition_are_said_anew(capsys, one):
-    """An experiment that asks for something else than it did when this was said."""
+def test_predictions_of_another_edition_are_made_again(capsys, one):
+    """The experiment now asks for something else than when the prediction was made."""
     old = {"predictions": [1.0], "predicted_at": "then", "results": [2.0], "compared_at": "then"}
     catalogue.PROGRESS.write_text(json.dumps({"predict 1": old}))
     assert "not predicted" in run(capsys)[1]
@@ -240,7 +240,7 @@ def test_predictions_of_another_edition_are_said_anew(capsys, one):
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_an_interrupt_where_it_is_typed(tmp_path):
-    """A process of its own, which gets Ctrl-C while its experiment runs."""
+    """A separate process, which gets Ctrl-C while its experiment runs."""
     code = (
         "import sys, time; from pathlib import Path; from exercises import catalogue, predict, __main__ as cli\n"
         "catalogue.PROGRESS = Path(sys.argv[1])\n"
@@ -336,7 +336,7 @@ def test_passes():
 
 @pytest.mark.soak
 def test_sixteen_tales_are_enough_to_gain_from_slots():
-    """As many and as long as the experiment's, by the outputs alone: stage 4 must not look useless for bad luck."""
+    """As many and as long as the experiment's, by the outputs alone: stage 4 must not look useless by bad luck."""
     from stage06_fast import LLM, SamplingParams
 
     defaults = {name: p.default for name, p in inspect.signature(experiments.passes).parameters.items()}
@@ -422,7 +422,7 @@ def test_a_quarter_of_the_bytes(small):
 
 
 def test_rounding():
-    """Some greedy token is another one before the end, or none is; most places are the same."""
+    """Some greedy token may differ before the end, or none; most positions are the same."""
     first, likeliest = results_of(10, tokens=30).results
     assert first >= 0
     assert 0 <= likeliest < 100

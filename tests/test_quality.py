@@ -1,4 +1,4 @@
-"""bench/quality.py: what int8 costs, by hand where it can be had, and against stage 8 where not."""
+"""bench/quality.py: what int8 costs, computed by hand where possible, and otherwise against stage 8."""
 
 import json
 import math

@@ -25,7 +25,7 @@ PAGES = [path for path in PAGES if path.exists()]
 
 
 def counts(text):
-    """The numbers of stages that a text says there are in all."""
+    """The total numbers of stages that a text mentions."""
     words = "|".join(NUMBERS[4:])
     found = re.findall(rf"(?<!first )(?<!last )\b({words}) {KINDS}\b", text, re.IGNORECASE)
     return found + re.findall(rf"\b(?:the same in all|one loop,) ({words})\b", text, re.IGNORECASE)

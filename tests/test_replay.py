@@ -1,5 +1,5 @@
-"""The replay of a trace: what its reader takes and refuses, the states during the steps, the page's file, the file for
-Perfetto, the command line. What the page shows is tested in tests/browser (`make test-browser`)."""
+"""The replay of a trace: what its reader accepts and refuses, the states during the steps, the page's file, Perfetto's
+file, and the command line. What the page shows is tested in tests/browser (`make test-browser`)."""
 
 import itertools
 import json
@@ -81,7 +81,7 @@ def changed(where, **changes):
             changed("event", kind="released", block=0, findable=True),
             "line 2: the event 'released' has an unknown field",
         ),
-        (changed("event", colour="red"), "line 2: the event 'queued' has an unknown field, 'colour'"),
+        (changed("event", color="red"), "line 2: the event 'queued' has an unknown field, 'color'"),
         (
             [*changed("header")[:2], "{]"],
             "line 3: not JSON: Expecting property name enclosed",
@@ -126,7 +126,7 @@ def test_a_torn_last_line_is_left_out(tmp_path):
 
 
 def test_states_agree_with_the_trace(trace):
-    """What the states say follows from the events; what the steps say was counted by the engine."""
+    """The states follow from the events, whereas the numbers in the steps were counted by the engine."""
     for state, step in zip(states(trace), trace.steps, strict=True):
         seen = made_traces.snapshot(state)
         assert not set(seen["waiting"]) & set(seen["running"])
@@ -230,9 +230,9 @@ def test_chrome_trace_is_well_formed(trace):
     assert set(threads) <= named
 
 
-# --- Colours ---------------------------------------------------------------------------------------------------------
+# --- Colors ----------------------------------------------------------------------------------------------------------
 
-# How colour-blind eyes see linear RGB: Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for
+# How color-blind eyes see linear RGB: Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for
 # Simulation of Color Vision Deficiency", severity 1.0 of protanomaly, deuteranomaly, tritanomaly.
 EYES = {
     "all cones": np.eye(3),
@@ -255,9 +255,9 @@ EYES = {
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])  # of linear sRGB
 
 
-def linear(colour):
+def linear(color):
     """#rrggbb as linear RGB."""
-    parts = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    parts = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
 
 
@@ -267,29 +267,29 @@ def lab(rgb):
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
-def colours(pattern):
+def colors(pattern):
     css = (page.PARTS / "page.css").read_text(encoding="utf-8")
     return re.findall(rf"--{pattern}: (#[0-9a-f]{{6}});", css)
 
 
 @pytest.mark.parametrize("eyes", EYES)
-def test_requests_are_told_apart_by_colour_blind_eyes(eyes):
-    """Two colours of requests differ by at least 20 in CIELAB (about 2 can be seen), and from each grey of what is
+def test_requests_are_told_apart_by_color_blind_eyes(eyes):
+    """The colors of two requests differ by at least 20 in CIELAB (about 2 can be seen), and from each gray of what is
     counted; the letters on them can be read."""
-    own, greys = colours(r"c\d"), colours("(?:waste|waste-line|kept|again|again-line|work|card|paper)")
+    own, grays = colors(r"c\d"), colors("(?:waste|waste-line|kept|again|again-line|work|card|paper)")
     assert len(own) == 8
-    seen = [lab(np.array(EYES[eyes]) @ linear(colour)) for colour in own]
+    seen = [lab(np.array(EYES[eyes]) @ linear(color)) for color in own]
     for (i, one), (j, other) in itertools.combinations(enumerate(seen), 2):
         assert np.linalg.norm(one - other) > 20, f"{own[i]} and {own[j]}"
     if eyes == "all cones":
-        for colour, grey in itertools.product(own, greys):
-            assert np.linalg.norm(lab(linear(colour)) - lab(linear(grey))) > 20, f"{colour} and {grey}"
-    (ink,) = colours("on-own")
-    for colour in own:
-        assert (XYZ[1] @ linear(colour) + 0.05) / (XYZ[1] @ linear(ink) + 0.05) > 4.5
+        for color, gray in itertools.product(own, grays):
+            assert np.linalg.norm(lab(linear(color)) - lab(linear(gray))) > 20, f"{color} and {gray}"
+    (ink,) = colors("on-own")
+    for color in own:
+        assert (XYZ[1] @ linear(color) + 0.05) / (XYZ[1] @ linear(ink) + 0.05) > 4.5
 
 
-def test_colours_of_requests_mean_nothing_else():
+def test_colors_of_requests_mean_nothing_else():
     """Not a part of a step's time, nor what was computed."""
     css = (page.PARTS / "page.css").read_text(encoding="utf-8")
     rules = re.findall(r"([^{}]+){([^{}]*var\(--c\d\)[^{}]*)}", css)

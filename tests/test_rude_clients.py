@@ -1,4 +1,4 @@
-"""Clients that ask for too much, send little by little, do not read or do not leave: nobody else waits for them."""
+"""Clients that ask for too much, send slowly, don't read or don't leave: no other client waits for them."""
 
 import asyncio
 import contextlib
@@ -156,7 +156,7 @@ def test_a_request_gets_half_of_what_is_free(small_checkpoint):
 
 
 def test_who_asks_for_one_completion_has_its_place(small_checkpoint):
-    """However many others ask for as many as they can get, again and again."""
+    """Even while many others keep asking for as many as they can get."""
 
     async def go(app):
         fields, tasks, clients = {"max_tokens": 40, "ignore_eos": True}, [], []
@@ -320,7 +320,7 @@ def test_a_foreign_page_is_refused(tales, path):
 
 
 def test_a_key_is_as_good(tales):
-    """Who has it asks by any name, for what it opens; the page, which needs none, is for this machine."""
+    """With the key, any host name may be used for what it protects; the page, which needs none, is for this machine."""
     app = App(tales.service, page=True, only_here=True, api_key="k")
     headers = {"host": "my.proxy", "authorization": "Bearer k"}
     assert ask(app, "/v1/models", headers=headers).status_code == 200
@@ -361,7 +361,7 @@ def health(port):
 
 
 def test_a_request_in_small_parts_keeps_nobody_waiting(server):
-    """Of a body in chunks of a byte, of a header and of a body that stop half-way."""
+    """A body in chunks of one byte; a header and a body that stop half-way."""
     app, port = server
     half = [connect(port) for _ in range(2)]
     half[0].sendall(b"GET /health HTTP/1.1\r\nHo")
@@ -446,7 +446,7 @@ NGINX = (ROOT / "examples" / "nginx.conf").read_text(encoding="utf-8")
 
 
 def test_the_proxy_of_the_example_has_the_servers_limits():
-    """What it lets pass the server takes, and nothing is without a limit."""
+    """The server accepts whatever the proxy lets through, and everything has a limit."""
     lines = re.findall(r"^ *(\w+) ([^;{]+);", NGINX, re.MULTILINE)
     asked, limits = dict(lines), Limits()
     assert asked["client_max_body_size"] == f"{limits.max_body_bytes // 2**20}m"
@@ -512,7 +512,7 @@ def test_the_proxy_of_the_example(one_place, tmp_path):
 
 
 def test_the_end_comes_whoever_looks_on_or_does_not_read(caplog):
-    """Over soon after the grace, and the log has nothing but a line for each request."""
+    """It ends soon after the grace period, and the log has only a line for each request."""
     lines = []
     with serving(6, "tinytales") as shown, slow_steps(shown, 0.005):
         app = App(shown.service, page=True, log=lines.append)

@@ -1,8 +1,8 @@
-"""From stage 6 on: a request's logits, and its keys and values, have the same bits whatever happens beside it.
+"""From stage 6 on: a request's logits, and its keys and values, have the same bits whatever else is in the batch.
 
-They depend on the tokens of the sequence, the machine and the dtype, and on nothing else. So all that is needed is a
-memory: for each sequence of tokens the bits that were seen first, those of a request alone in an engine, its prompt
-computed in one step. Random schedules then must never give others.
+They depend only on the tokens of the sequence, the machine and the dtype. So the tests remember, for each sequence of
+tokens, the bits that were seen first: those of a request alone in an engine, with its prompt computed in one step.
+Random schedules must then never give different ones.
 """
 
 import json
@@ -48,11 +48,11 @@ class Memory:
         self.logits, self.cache, self.happened = {}, {}, Counter()
 
     def forget(self):
-        """Another model comes."""
+        """Forget everything, before another model."""
         self.logits, self.cache = {}, {}
 
     def watch(self, llm):
-        """From now on, each step of this engine is compared with what was seen before."""
+        """Compare each step of this engine with what was seen before, from now on."""
         runner, scheduler = llm.engine.runner, llm.engine.scheduler
         forward, preempt, allocate = runner.forward, scheduler.preempt, scheduler.block_manager.allocate
 
@@ -158,7 +158,7 @@ def run_at_random(llm, requests, generator):
 
 
 def check_random_schedules(stage, models, dtype, schedules):
-    """It sets the number of torch's threads."""
+    """Run random schedules, after setting the number of torch's threads."""
     memory, generator = Memory(), random.Random(5)
     for checkpoint, sizes in models:
         memory.forget()
@@ -222,7 +222,7 @@ def test_gpt2s_width(stage, dtype, wide_checkpoint):
 @pytest.mark.covers("kernels/product.c", "kernels/linear.c")
 @pytest.mark.parametrize("instructions", OTHERS[:1], indirect=True)
 def test_what_the_sampler_makes_of_them(stage, models, instructions):
-    """Log-probabilities have all the same digits, too, alone and in company."""
+    """Log-probabilities are the same to the last digit, too, alone and in company."""
     checkpoint, sizes = models[0]
     prompts = random_prompts(sizes["vocab_size"], [1, 9, 3, 8])
     params = stage.SamplingParams(seed=3, max_tokens=5, logprobs=4, prompt_logprobs=2, ignore_eos=True)
@@ -240,7 +240,7 @@ def test_what_the_sampler_makes_of_them(stage, models, instructions):
 
 @pytest.mark.soak
 def test_the_table(tmp_path, capsys):
-    """Torch's sums notice their company, stage 6's don't; what a stage does not have is a dash."""
+    """Torch's sums depend on other requests, stage 6's don't; a dash marks what a stage does not have."""
     file = tmp_path / "x.json"
     arguments = ["--model", "tinytales", "--stages", "3", "6", "--dtypes", "float32", "--json", str(file)]
     assert bits.main(arguments) == 0

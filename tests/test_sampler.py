@@ -47,7 +47,7 @@ def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def reference_scores(logits, settings, token_ids):
-    """What Hugging Face's processors make of a row, in the contract's order."""
+    """The scores that Hugging Face's processors give for a row, in the contract's order."""
     processors = LogitsProcessorList()
     if settings.get("repetition_penalty", 1) != 1:
         processors.append(RepetitionPenaltyLogitsProcessor(settings["repetition_penalty"]))
@@ -281,7 +281,7 @@ def test_the_kernel_draws_what_the_rows_draw(stage, seed):
 
 @pytest.mark.parametrize("stage", FAST[:1], ids=str)
 def test_all_rows_go_to_the_kernel_at_once(stage):
-    """If there is one; else each is sampled."""
+    """If there is a kernel; otherwise each row is sampled by itself."""
     sample_rows, logits = stage.part("sampler").sample_rows, random_logits(2)
     requests = [stage.make_request(stage.SamplingParams(temperature=0))] * 2
     assert sample_rows(logits, requests, lambda *given: given) == (logits, requests)
@@ -317,7 +317,7 @@ def test_the_kernel_takes_the_first_of_the_largest(stage):
 
 @pytest.mark.parametrize("stage", FAST[:1], ids=str)
 def test_the_kernel_and_the_number_of_threads(stage, any_threads):
-    """Rows are shared among threads; what comes out is the same."""
+    """Rows are divided among threads; the results are the same."""
     logits, kernel = random_logits(40), stage.part("kernels.c_sampler").CSampler()
     params = stage.SamplingParams(temperature=1.3, top_p=0.9, repetition_penalty=1.2, logprobs=4)
     requests = [stage.make_request(params, [5, 6], [7, 7], seed=seed) for seed in range(40)]
@@ -356,7 +356,7 @@ def test_the_kernel_with_narrower_vectors(stage, march, tmp_path, monkeypatch):
 @pytest.mark.covers("sampler.py")
 @pytest.mark.parametrize("stage", STAGES[:1], ids=str)
 def test_the_edges_of_a_draw(stage):
-    """Of tokens that are all equally likely top-p 0 keeps the first; a draw of 0 is not a token that was dropped."""
+    """If all tokens are equally likely, top-p 0 keeps the first; a draw of 0 does not give a token that was dropped."""
     sampler, double = stage.part("sampler"), torch.float64
     assert sampler.keep_top_p(torch.ones(4, dtype=double), 0.0).tolist() == [1, 0, 0, 0]
     assert sampler.draw(torch.tensor([0, 1, 1], dtype=double), 0.0) == 1

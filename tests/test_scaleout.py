@@ -47,7 +47,7 @@ def test_an_actor_answers_as_a_batch_run_does(stage, tmp_path):
 @pytest.mark.covers("beam_search.py")
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_an_actor_with_columns_of_other_names_and_beams(stage, tmp_path):
-    """The same flags, the same answers; a line that is scored, and one without the column, among them."""
+    """The same flags give the same answers, including a line that is scored and one without the column."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [{"question": f"A fox named {name}", "key": f"k{name}"} for name in ("Tom", "Ann", "Otto")]
     lines += [{"question": "A fox", "key": "scored", "score": True, "continuation": " runs"}, {"key": "none"}]
@@ -67,7 +67,7 @@ def test_an_actor_with_columns_of_other_names_and_beams(stage, tmp_path):
 
 @pytest.mark.soak
 def test_batches_at_once_keep_the_engine_full(tmp_path):
-    """Each batch to its end before the next: the engine waits for every batch's last row."""
+    """If each batch ended before the next began, the engine would wait for every batch's last row."""
     rng, source = random.Random(0), tmp_path / "in.jsonl"
     lengths = [max(2, min(60, round(rng.lognormvariate(2, 1)))) for _ in range(64)]
     lines = [{"prompt": "A fox", "sampling": {"max_tokens": n, "ignore_eos": True}} for n in lengths]
@@ -107,7 +107,7 @@ def test_actors_share_the_memory_of_their_machine(monkeypatch):
 
 @pytest.mark.parametrize("stage", STAGES[2:], ids=str)
 def test_a_run_with_the_sizes_of_a_model_of_the_hub(stage):
-    """They are known by name; what is as in GPT-2 small is not among them."""
+    """Sizes are known by the model's name; those that equal GPT-2 small's are left out."""
     options = {"model": "gpt2", "load_format": "dummy", "device": "cpu", "max_num_seqs": 2}
     assert stage.setup(options, "cpu").max_model_len == 1024
     assert stage.most_cache_bytes(options) == 2 * 1024 * 2 * 12 * 768 * 4

@@ -1,5 +1,5 @@
-"""How likely a text is: prompt log-probabilities, and continuations behind prompts; in every engine, however the prompt
-is cut up, what Hugging Face's model says."""
+"""How likely a text is: prompt log-probabilities, and continuations of prompts. Every engine agrees with Hugging Face's
+model, however the prompt is cut up."""
 
 import asyncio
 import math
@@ -56,7 +56,7 @@ CUTS = [
 
 @pytest.mark.parametrize("options", CUTS, ids=str)
 def test_prompt_logprobs_equal_the_reference(stage, small_checkpoint, reference, options):
-    """Beside requests that ask for none, whole or in pieces; the completions are what they are without."""
+    """Next to requests that ask for none, whole or in pieces; the completions are the same as without them."""
     llm = stage.LLM(small_checkpoint, device="cpu", **options)
     counts = [3, None, 0, 1, 2]
     params = [
@@ -90,7 +90,7 @@ def test_it_equals_stage_1(stage, small_checkpoint):
 
 
 def test_nothing_is_generated_with_max_tokens_0(stage, small_checkpoint, reference):
-    """Also a prompt that fills the whole context, and beside one that generates."""
+    """Even for a prompt that fills the whole context, and next to a request that generates."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=16)
     (full,) = random_prompts(211, [48])  # n_positions
     scored = stage.SamplingParams(max_tokens=0, prompt_logprobs=1)
@@ -183,8 +183,8 @@ def test_the_first_event_of_a_stream_has_them(stage, small_checkpoint, reference
 
 
 def test_score_of_texts(stage):
-    """The words of a text are scored as the text has them, wherever it is cut; from nothing it begins behind the end
-    token, so that all of it counts."""
+    """The words of a text are scored as the text has them, wherever it is cut; without a prompt it is scored after
+    the end token, so that all of it counts."""
     llm = stage.engine()
     text = "Once upon a time, there was a young girl"
     (whole,) = llm.score([""], [text])
@@ -208,7 +208,7 @@ def test_score_of_texts(stage):
 
 
 def test_one_that_can_not_be_scored_leaves_the_others(stage, small_checkpoint, monkeypatch):
-    """Logits that are no numbers in the middle of one prompt: that request ends with an error, and no other."""
+    """Logits are NaN in the middle of one prompt: that request ends with an error, and no other."""
     llm = stage.LLM(small_checkpoint, device="cpu")
     scoring = stage.part("scoring")
     entries, bad = scoring.logprob_entries, PROMPTS[2][9]

@@ -46,7 +46,7 @@ TEMPLATE = (
 
 @contextlib.contextmanager
 def serving(stage, model, max_queue_size=1024, chat=None, log=None, **options):
-    """An App with an engine of its own, which must be idle at the end."""
+    """An App with its own engine, which must be idle at the end."""
     stage = Stage(stage)
     options = {"max_num_seqs": 4, "device": "cpu", **options}
     with stage.AsyncLLM(model=str(model), max_queue_size=max_queue_size, **options) as engine:
@@ -126,7 +126,7 @@ def complete(app, **fields):
 
 
 def read_events(raw):
-    """The events of a stream, which is checked byte by byte."""
+    """The events of a stream, whose format is checked byte by byte."""
     assert b"\r" not in raw
     assert raw.endswith(b"\n\n")
     assert raw.isascii()  # some clients end a line at U+2028 too
@@ -199,7 +199,7 @@ def test_a_stream_is_the_whole_and_what_the_engine_gives(small, fields):
 
 
 def test_which_limit_ended_it(tales, small):
-    """In whole answers and in a stream's last chunk, as the engine says it; of another end there is nothing."""
+    """Whole answers and a stream's last chunk name the limit as the engine does; after any other end there is none."""
     for prompt, most, limit in (([5] * 44, 4, "max_tokens"), ([5] * 44, 5, "max_model_len")):
         fields = {"prompt": prompt, "max_tokens": most, "ignore_eos": True}
         (output,) = generate(small, [prompt], max_tokens=most, ignore_eos=True)[0].outputs
@@ -248,7 +248,7 @@ def test_the_fields_have_openais_defaults_and_null_is_left_out(tales):
 
 
 def test_fields_that_ask_for_nothing_are_accepted(tales):
-    """As clients send them: null, whatever its name, and what is so anyway."""
+    """As clients send them: null in any field, and values that are the default anyway."""
     fields = {"prompt": "Once", "seed": 1, "max_tokens": 3}
     expected = complete(tales, **fields)["choices"]
     idle = {"metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "x"}
@@ -376,7 +376,7 @@ def test_stage_4_makes_one_completion(small_checkpoint):
 
 
 def test_echo_and_logprobs_as_lm_eval_reads_them(small):
-    """Ids in, prompt and one token out; what stands between is the continuation's log-probability."""
+    """Token ids in, prompt and one token out; in between are the continuation's log-probabilities."""
     prompts = [[5, 6, 7, 8, 9], [1, 2, 3]]
     body = {"prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
     choices = complete(small, **body)["choices"]
@@ -456,7 +456,7 @@ def test_controls_through_http(small, tales):
 
 
 def test_no_more_logprobs_than_asked_for(tales):
-    """The prompt's tokens have five likely ones for `prompt_logprobs`; beside the echo there is one."""
+    """`prompt_logprobs` gives five likely tokens for each of the prompt's; with the echo there is one."""
     fields = {"prompt": "Once upon a time", "max_tokens": 2, "echo": True, "logprobs": 1, "seed": 1}
     expected = complete(tales, **fields)["choices"][0]["logprobs"]
     assert complete(tales, **fields, prompt_logprobs=5)["choices"][0]["logprobs"] == expected
@@ -488,7 +488,7 @@ IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 
 
 def test_tokens_by_their_ids(tales):
-    """Names that no text can be mistaken for; the bytes and the places in the text are those of the tokens."""
+    """Names that can't be mistaken for text; the bytes and the offsets in the text are the tokens' own."""
     fields = {"prompt": "A 🎉", "max_tokens": 3, "temperature": 0.9, "seed": 3, "logprobs": 2, "echo": True}
     named, plain = (complete(tales, **fields, **more)["choices"][0] for more in (IDS, {}))
     ids = [*named["prompt_token_ids"], *named["token_ids"]]
@@ -565,7 +565,7 @@ def test_stage_4_has_no_beams(small_checkpoint):
 
 
 def test_the_models_own_defaults(small_checkpoint, tmp_path):
-    """generation_config.json: its end tokens always, the rest where it is asked for."""
+    """generation_config.json: its end tokens always apply, the rest only on request."""
     shutil.copytree(small_checkpoint, tmp_path / "model")
     given = {"eos_token_id": [0, 17], "temperature": 0.5, "top_k": 7, "max_new_tokens": 9, "do_sample": True}
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(given))
@@ -819,7 +819,7 @@ def test_logprobs_of_a_chat(tales):
 
 
 def test_a_chat_goes_on_with_what_was_answered(tales):
-    """As the openai package dumps a message: every field that it knows, most of them null."""
+    """A message as the openai package dumps it: with every field that it knows, most of them null."""
     nulls = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content"))
     answer = chat(tales, max_tokens=3, temperature=0)["choices"][0]["message"]
     more = {"role": "user", "content": [{"type": "text", "text": "Go on", "annotations": []}]}
@@ -946,7 +946,7 @@ def test_templates_of_the_field_make_what_transformers_makes(path):
 
 
 def test_variables_that_a_request_gives_to_the_template(tales):
-    """What the template tests with `is defined`; what asks for nothing and is not seen; else an error that names it."""
+    """Variables that the template tests with `is defined`, and null ones that it ignores; others are an error."""
     text = (
         "{{ messages[0].content }}{% if think is defined and think %} Hm.{% endif %}{{ name | d('') }}{{ eos_token }}"
     )
@@ -1468,7 +1468,7 @@ def test_the_key_may_come_from_the_environment(monkeypatch):
 
 
 def test_what_is_not_installed_is_told():
-    """The extra is an extra: who starts the server without it is told how to get it."""
+    """The extra is optional: starting the server without it says how to install it."""
     hide = """import sys, runpy
 sys.modules["starlette"] = None
 try:

@@ -1,4 +1,4 @@
-"""From stage 7 on: whatever is drafted, the output is that of stage 6, which drafts nothing."""
+"""From stage 7 on: whatever is drafted, the output is the same as stage 6's, which drafts nothing."""
 
 import gc
 import itertools
@@ -33,7 +33,7 @@ def stage(request):
 
 
 class Guesser:
-    """A drafter by a function of the request and how many tokens are wanted."""
+    """A drafter made from a function of the request and of how many tokens are wanted."""
 
     draft_cost = 0.0
 
@@ -51,15 +51,15 @@ def replace_drafter(speculator, guess):
 
 
 def engine_with(stage, checkpoint, guess, num_drafts=4, make="LLM", **options):
-    """An engine whose drafter is this function. make: the method of the stage that makes it."""
+    """An engine whose drafter is this function. make: the stage's method that makes the engine."""
     llm = getattr(stage, make)(str(checkpoint), device="cpu", num_drafts=num_drafts, **options)
     replace_drafter(llm.engine.speculator, guess)
     return llm
 
 
 def told(output):
-    """All that may be compared of an output, but for times. Without a C compiler torch computes, whose sums depend on
-    how many rows there are: then log-probabilities are left out."""
+    """All parts of an output that can be compared, so no times. Without a C compiler torch computes, whose sums depend
+    on the number of rows; then there are no log-probabilities either."""
     completions = [
         (c.index, c.text, c.token_ids, c.cumulative_logprob, repr(c.logprobs), c.finish_reason, c.stop_reason)
         for c in output.outputs
@@ -149,7 +149,7 @@ def answers(stage, checkpoint, prompts, params, **options):
 
 
 def oracle(expected, prompts):
-    """Guesses right, by the outputs that there will be."""
+    """Always guesses right, because it knows the outputs."""
     outputs = {tuple(prompt): completions[0][2] for prompt, (completions, _) in zip(prompts, expected, strict=True)}
 
     def guess(request, count):
@@ -298,7 +298,7 @@ def test_shared_blocks_have_no_guesses(stage, small_checkpoint):
 
 @pytest.mark.parametrize("num_blocks", [7, 9, 14])
 def test_in_a_pool_that_is_too_small(stage, small_checkpoint, num_blocks):
-    """Guesses take only blocks that are free, and give them back; those who are preempted get the same tokens."""
+    """Guesses take only free blocks, and give them back; preempted requests get the same tokens."""
     prompts = random_prompts(211, [9, 8, 7, 3])
     params = [
         stage.SamplingParams(temperature=t, seed=i, max_tokens=14, ignore_eos=True) for i, t in enumerate([0, 1, 0, 1])
@@ -376,7 +376,7 @@ def test_forms(stage, form, speculate):
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_the_model_as_its_own_drafter(stage, temperature):
-    """It draws with the same random number, so it is always right: also where it draws."""
+    """It draws with the same random number, so it is always right, even at a temperature."""
     prompts = ["Once upon a time", "There was once a shy bear", "A fox"]
     params = stage.SamplingParams(temperature=temperature, seed=1, max_tokens=41, ignore_eos=True, logprobs=1)
     expected = answers(stage, TINYTALES, prompts, params, speculate="off")
@@ -407,7 +407,7 @@ def test_beams_go_without(stage, small_checkpoint):
 
 
 def test_a_stream_that_is_left_and_aborts(stage, small_checkpoint):
-    """In the midst of it all, with a draft model: who goes on gets the same, and places are given to others."""
+    """With a draft model, in the middle of it all: requests that go on get the same tokens, and slots are reused."""
     prompts = random_prompts(211, [5, 9, 3, 7])
     params = stage.SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
@@ -453,7 +453,7 @@ def test_auto_weighs_what_a_row_costs(stage, small_checkpoint):
 
 
 def test_a_busy_moment_does_not_end_the_drafts(stage, small_checkpoint):
-    """What another program slowed down is measured no more once nothing is drafted: it is forgotten."""
+    """A time that another program made long is not measured again once nothing is drafted, so it is forgotten."""
     speculator, (request,) = speculator_with(stage, small_checkpoint, FREE), requests_of(stage, 1)
     planner = speculator.planner
     planner.drafter, planner.first_draft_cost = SimpleNamespace(draft_cost=9.0), 0.02
@@ -524,7 +524,7 @@ def test_auto_tries_what_it_does_not_know(stage, small_checkpoint):
 
 
 def test_how_much_one_try_counts(stage, small_checkpoint):
-    """The rate that is assumed counts as two tries, that of all requests as six of one's own: 2/3, and 4/7."""
+    """The assumed rate counts as two tries, and the rate of all requests as six of a request's own: 2/3, and 4/7."""
     planner, (request,) = speculator_with(stage, small_checkpoint, FREE).planner, requests_of(stage, 1)
     own = stage.part("draft_planner").Acceptance(30)
     cases = (planner.overall, {}, 1.60, 1.68), (own, {request: own}, 1.52, 1.53)
@@ -588,7 +588,7 @@ def test_auto_knows_who_has_guesses(stage, small_checkpoint, monkeypatch):
 
 @pytest.mark.parametrize(("num_places", "numbers"), [(9, (3, 1)), (2, (2, 2))])
 def test_drafts_take_what_is_left_of_a_step(stage, small_checkpoint, monkeypatch, num_places, numbers):
-    """Of its tokens, and of the blocks; only who decodes gets any, and only tokens that there are."""
+    """What is left of its tokens and of the blocks. Only decoding requests get drafts."""
     speculator = engine_with(stage, small_checkpoint, lambda _, count: [7] * count, num_drafts=3).engine.speculator
     monkeypatch.setattr(speculator, "max_num_batched_tokens", 8)
     monkeypatch.setattr(speculator.block_manager, "extend", lambda _, number: min(number, num_places))
@@ -603,7 +603,7 @@ def test_drafts_take_what_is_left_of_a_step(stage, small_checkpoint, monkeypatch
 
 
 def test_auto_stops_where_many_run(stage, small_checkpoint):
-    """With 32 requests a row more costs what its share of the step does: too much for what guesses bring."""
+    """With 32 requests, each more row costs its full share of the step: too much for what guesses gain."""
     limited = speculator_with(stage, small_checkpoint, [0.0] + [max(1.0, n / 8) for n in range(1, 65)]).planner
     many, few = (dict.fromkeys(requests_of(stage, n), 16) for n in (32, 1))
     assert limited.best_counts(many, 32) == {}
@@ -620,7 +620,7 @@ def test_auto_counts_the_drafters_time(stage, small_checkpoint):
 
 
 def test_what_was_tried_in_vain_is_tried_again(stage, small_checkpoint):
-    """When guesses have been wrong for long none are made; after a while there is another try, and not many."""
+    """When guesses have been wrong for long, none are made; after a while there is another try, but not many."""
     prompts = random_prompts(211, [5])
     params = stage.SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
     wrong = engine_with(stage, small_checkpoint, lambda r, count: [210] * count, num_drafts="auto")
@@ -636,7 +636,7 @@ def test_what_was_tried_in_vain_is_tried_again(stage, small_checkpoint):
 
 
 def test_a_clock_that_stands_still(stage, small_checkpoint, monkeypatch):
-    """As in a test of somebody's that freezes time."""
+    """As in a user's test that freezes time."""
     params = stage.SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     expected = stage.LLM(small_checkpoint, device="cpu").generate([[1, 2, 1, 2]], params)[0].outputs
     monkeypatch.setattr(time, "perf_counter", lambda: 1.0)
@@ -767,7 +767,7 @@ def test_which_drafter_is_picked(stage, speculate, device, kind):
 
 
 def test_what_the_draft_model_has_not_seen(stage):
-    """All after the first token that it has otherwise, and always the last; what is wrong is forgotten."""
+    """All tokens after the first one that differs, and always the last; wrong ones are forgotten."""
     rng, slot, token_ids = random.Random(0), stage.part("drafters").DraftSlot(0), [1]
     for _ in range(300):
         pairs = zip(slot.tokens, token_ids[:-1], strict=False)

@@ -1,7 +1,7 @@
-"""Each stage is faster than the one before, by the clock: neighbours side by side, in turns, in one run.
+"""Each stage is faster than the one before, by the clock: two consecutive stages take turns in one run.
 
-What else the machine does slows both of a pair. Each is measured by its best turn, and the faster one has to be ahead
-by half, or less, of what it was ahead when this was written. A stage that sleeps 30 ms in each step fails.
+Other load on the machine slows both of a pair. Each is measured by its best turn, and the faster one has to keep half
+or less of the lead that it had when this was written. A stage that sleeps 30 ms in each step fails.
 """
 
 import time
@@ -37,7 +37,7 @@ Run = Callable[[], None]
 
 
 def runner(number: int, model, requests, **options) -> Run:
-    """What a stage does with these (prompt, output length)."""
+    """A function that runs these (prompt, output length) pairs on a stage."""
     stage = STAGES[number - 1]
     llm = stage.LLM(model, device="cpu", **options)
     params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests]
@@ -45,7 +45,7 @@ def runner(number: int, model, requests, **options) -> Run:
 
 
 def ahead(slow: Run, fast: Run, wanted: float) -> float:
-    """How many times faster the second is, by the best turn of each; more turns as long as that is not as wanted."""
+    """How many times faster the second is, by the best turn of each; there are more turns until it is fast enough."""
     best = [float("inf")] * 2
     for run in (slow, fast):
         run()  # warms up
@@ -66,7 +66,7 @@ def pair_3_2(model, small):
 
 
 def pair_4_3(model, small):
-    """Slots that are filled at once, where a few outputs are long."""
+    """Slots that are refilled immediately, when a few outputs are long."""
     requests = workloads.make_workload("tail", count=16, vocab_size=1003)
     return [runner(number, model, requests, max_num_seqs=4) for number in (3, 4)]
 

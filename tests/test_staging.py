@@ -1,4 +1,4 @@
-"""The staging rules: what stages.toml says is so, and a stage stands alone."""
+"""The staging rules: stages.toml is right, and each stage stands alone."""
 
 import ast
 import re
@@ -57,7 +57,7 @@ def test_a_stage_imports_nothing_of_its_neighbours(stage):
 
 
 def test_support_stands_below_the_top_level(stage):
-    """Nothing in it imports a file that a chapter teaches."""
+    """Nothing in support/ imports a file that a chapter teaches."""
     for path in (ROOT / stage.directory / "support").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             assert not isinstance(node, ast.ImportFrom) or node.level <= 1, path
@@ -182,7 +182,7 @@ def test_stage_diff_shows_functions_of_c(tmp_path):
 
 
 def test_chapters_take_as_long_as_they_say():
-    """200 words a minute, code among them and tables not; a chapter says it in steps of five minutes."""
+    """200 words a minute, including code but not tables; a chapter rounds it to five minutes."""
     pages = [page for stage in STAGES for page in stage_diff.pages(stage.directory) if page.parent.name != "support"]
     timed = [page for page in pages if page.name != "MEASURED.md"]
     assert len(timed) == len(STAGES) + 2
@@ -243,7 +243,7 @@ def test_who_names_no_stage_gets_the_checkpoints_tokens(capsys):
 
 
 def test_only_the_registry_looks_into_stages():
-    """What surrounds the stages knows what they export; the rest it asks of stages.py."""
+    """Code outside the stages uses what they export; everything else it asks stages.py for."""
     inside = re.compile(
         r"\bllm\.(engine|_\w+)|\._part\(|\bstage0\d_\w+\.\w+ import|^(from|import) stage0", re.MULTILINE
     )

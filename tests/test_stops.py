@@ -91,14 +91,14 @@ def test_the_first_of_several_stop_texts(stage, story):
 
 
 def test_stop_text_of_the_prompt_or_never_reached(stage, story):
-    """A stop text that only the prompt holds, or that only begins, ends nothing."""
+    """A stop text that is only in the prompt, or of which only the beginning comes, ends nothing."""
     completion = complete(stage, greedy(stage, max_tokens=20, stop=["Aisha had", story.text[:6] + "#"]))
     assert completion.finish_reason == "length"
     assert completion.text == stage.tokenizer().decode(story.token_ids[:20])
 
 
 def test_min_tokens_passes_over_early_stop_texts(stage, story):
-    """A stop text counts from the token after min_tokens on, even if it stood in the text before."""
+    """A stop text counts from the token after min_tokens on, even if it was in the text before."""
     stop = stage.tokenizer().decode([story.token_ids[2]])
     assert (
         complete(stage, greedy(stage, max_tokens=60, stop=stop, min_tokens=2)).text
@@ -198,7 +198,7 @@ def test_what_a_request_keeps_of_a_token(stage):
 @pytest.mark.covers("support/logits_processors.py")
 @pytest.mark.parametrize("stage", STAGES[:1], ids=str)
 def test_what_may_not_come_before_min_tokens(stage):
-    """The end tokens of the model and of the request; of the model none if they end nothing."""
+    """The end tokens of the model and of the request; not the model's if they are ignored."""
     tokens_of, make = stage.part("logits_processors").end_token_ids, stage.engine().inputs.request
     eos = set(make([1], stage.SamplingParams()).eos_token_ids)
     for ignored, expected in ((False, {7} | eos), (True, {7})):

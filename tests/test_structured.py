@@ -1,4 +1,4 @@
-"""Structured outputs: each form holds, alone and in any company, in every stage; what can't be is refused in time."""
+"""Structured outputs: each form holds in every stage, alone and in any batch; what is impossible is refused in time."""
 
 import json
 import re
@@ -126,7 +126,7 @@ def test_min_tokens_lengthens_what_can_be_longer(stage, engines):
 
 
 def test_stop_texts_and_other_controls(stage, engines):
-    """A form ends with its end only: neither a stop text nor a stop token cuts it."""
+    """A form ends only when it is complete: neither a stop text nor a stop token cuts it off."""
     cuts = dict(stop=[" ", "e"], stop_token_ids=list(range(256)))
     params = [
         params_of(engines(stage), dict(regex="[a-z]{3} [a-z ]{30,60}"), temperature=0, **cuts),
@@ -154,7 +154,7 @@ def test_logprobs_are_the_models_own(stage, engines):
 
 
 def mixed(llm, count, **more):
-    """Requests of all forms, and such as have none."""
+    """Requests with all kinds of forms, and some with none."""
     forms = [form for form, _ in FORMS.values()] + [None, dict(json_object=True)]
     made = []
     for i in range(count):
@@ -190,7 +190,7 @@ def test_every_stage_gives_the_same(engines):
     ids=str,
 )
 def test_preempted_chunked_and_cached(number, options, engines):
-    """Nothing is lost where a request waits again, and what the cache brings has no form."""
+    """Nothing is lost if a request has to wait again, and tokens from the prefix cache are not part of a form."""
     stage = STAGES[number - 1]
     prompts = [[7454, 2402, 257, 640] * 10 + [i % 3 + 11] * (i % 5 + 1) for i in range(12)]
     expected = tokens(engines(stage).generate(prompts, mixed(engines(stage), 12)))
@@ -214,7 +214,7 @@ def test_each_completion_has_its_own(number, engines):
 
 @pytest.mark.soak
 def test_beside_a_form_that_goes_beyond_the_limits(engines):
-    """It ends alone, and its neighbor gets all of its tokens; so does who comes later, if it was the only one."""
+    """Only it ends, and its neighbor gets all of its tokens; if it was alone, so does a later request."""
     for stage in STAGES[3:]:
         # Where an `a` has been among the last 200 characters is one of 2**200 states, more than may be kept.
         wide = params_of(engines(stage), dict(regex="(.*a.{200}b){50}"), max_tokens=60)
@@ -238,7 +238,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def llm(tokenizer):
-    """What a processor has to know of one."""
+    """The parts of an LLM that a processor needs."""
     engine = SimpleNamespace(model_config=SimpleNamespace(eos_token_ids=(EOS,)))
     return SimpleNamespace(engine=engine, get_tokenizer=lambda: tokenizer, vocab_size=EOS + 1)
 
@@ -265,7 +265,7 @@ def test_against_the_obvious_way(llm, tokenizer):
 
 
 def test_it_follows_whatever_output_it_is_shown(llm, tokenizer):
-    """Earlier ones, others, and after it was cut short: always what a new one says."""
+    """For earlier, different and shortened outputs, it always says the same as a new one."""
     text = '{"name": "Otto", "age": 7, "friends": ["fox", "bear"]}'
     ids = tokenizer.encode(text)
     guide = structured(llm, json=PERSON)
@@ -280,7 +280,7 @@ def test_it_follows_whatever_output_it_is_shown(llm, tokenizer):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_what_it_lets_through_is_valid(llm, tokenizer, data):
-    """Drawn at random from what is allowed, over schemas that are drawn too."""
+    """Texts drawn at random from what is allowed, for schemas that are also drawn at random."""
     leaf = st.sampled_from(
         [
             {"type": "integer", "minimum": -20, "maximum": 300},
@@ -353,7 +353,7 @@ COSTLY = {
 
 @pytest.mark.parametrize("name", COSTLY)
 def test_what_takes_too_long_to_compile_is_refused(llm, name):
-    """One of them by the limit that there is; the others by one that is reached sooner."""
+    """One of them by the real limit; the others by one that is reached sooner."""
     limit = {} if name == "in a grammar" else {"seconds": 0.25}
     says = rf"it is too large or too complex: compiling it takes over {limit.get('seconds', 1)} s or 512 MB"
     start = time.monotonic()
@@ -371,7 +371,7 @@ def test_the_limit_can_be_moved(llm):
 
 
 def test_a_form_is_compiled_once(llm, tokenizer, monkeypatch):
-    """Whatever number of outputs has it, and though they go their own ways."""
+    """However many outputs have it, even when they diverge."""
     made, make = [], forms.make_matcher
     monkeypatch.setattr(forms, "make_matcher", lambda *form: made.append(form) or make(*form))
     processor, texts = structured(llm, choice=["a fox", "a bear", "another fox"]), ["a fox", "a bear", "another fox"]
@@ -385,7 +385,7 @@ def test_a_form_is_compiled_once(llm, tokenizer, monkeypatch):
 
 
 def test_one_advance_for_each_token(llm, tokenizer, monkeypatch):
-    """Of several outputs, also after another has been looked at again."""
+    """For several outputs, even after an earlier one has been looked at again."""
     replayed = []
     processor = structured(llm, json=PERSON)
 
@@ -498,7 +498,7 @@ def test_impossible_ones(llm, form, why):
 
 
 def test_endless_ones_end_with_max_tokens(stage, engines):
-    """A schema that leads into itself, and one without an end, are forms like others."""
+    """A recursive schema, and one without an end, are forms like any others."""
     chain = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}}
     params = [params_of(engines(stage), form, max_tokens=20) for form in (dict(json=chain), dict(regex="(very )+long"))]
     for output in engines(stage).generate([PROMPT] * 2, params):

@@ -1,4 +1,4 @@
-"""The server's forms and tools: `response_format`, vLLM's fields, calls of functions, whole and as they come."""
+"""The server's forms and tools: `response_format`, vLLM's fields, calls of functions, whole and streamed."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def tales(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """With a template that shows the tools, and the calls."""
+    """A server with a chat template that shows the tools and the calls."""
     with serving(6, "tinytales", chat=template(tmp_path_factory.mktemp("tools"), SHOWS)) as app:
         yield app
 
@@ -72,7 +72,7 @@ def refusal(app, **fields):
 
 
 def put_together(events):
-    """Of a stream with one choice: content, calls, and why it ended."""
+    """A stream with one choice, put together: content, calls, and why it ended."""
     content, calls, reason = "", {}, None
     for event in events:
         (choice,) = event["choices"]
@@ -125,7 +125,7 @@ def test_any_object_and_no_form(tales):
 
 
 def test_a_form_that_fails_on_the_way_ends_its_request_alone(tales):
-    """The only one there is: the engine goes on."""
+    """Even if it is the only request, the engine goes on."""
     fields = {"guided_regex": "(.*a.{200}b){50}", "max_tokens": 60}
     error = refusal(tales, **fields)
     assert error["code"] == "generation_failed"
@@ -292,7 +292,7 @@ READ = [
 @pytest.mark.parametrize(("text", "calls", "said"), READ, ids=lambda x: str(x)[:40])
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_calls_are_found_however_the_text_comes(text, calls, said, size):
-    """What is no call stays text: nothing of an answer gets lost."""
+    """What is not a call stays text: no part of an answer is lost."""
     reader = CallReader(tools_of(Fields({"tools": TOOLS}, openai_fields.TOOLS)))
     parts = [text[i : i + size] for i in range(0, len(text), size)]
     content, found = "", []

@@ -1,4 +1,4 @@
-"""What a terminal shows: `--interactive` as a person uses it, lines that end between words, progress, the last line."""
+"""What a terminal shows: `--interactive` as a person uses it, lines broken between words, progress, the last line."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ def throw(error):
 
 
 class Terminal:
-    """A program on a pseudo-terminal of its own, so that Ctrl-C is a key."""
+    """A program on its own pseudo-terminal, where Ctrl-C is a key."""
 
     def __init__(self, *command, columns=60):
         import fcntl
@@ -136,7 +136,7 @@ def test_a_conversation(on_terminal):
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_the_time_of_typing_is_not_counted(is_terminal, monkeypatch):
-    """Two answers of half a second each, and a day of thinking between them."""
+    """Two answers that take half a second each, with a day of thinking between them."""
     clock = [0.0]
     monkeypatch.setattr(interactive.time, "perf_counter", lambda: clock[0])
 

@@ -1,4 +1,4 @@
-"""Threads: torch's are as many as there are free cores, the kernels' wait for each other whoever is running."""
+"""Threads: torch has as many as there are free cores, and the kernels' wait for each other whatever else is running."""
 
 import builtins
 import functools
@@ -137,7 +137,7 @@ def test_the_runtime_waits_briefly(before, environment, expected):
 @pytest.mark.covers("support/openmp.py")
 @pytest.mark.parametrize("stage", LIMITED, ids=str)
 def test_what_torch_finds_when_it_is_loaded(stage, monkeypatch):
-    """The setting is there for torch alone, also if it can't be loaded; and the user's own is not touched."""
+    """The setting is only there while torch is loaded, even if that fails; and the user's own is not changed."""
     openmp, own, seen = stage.part("openmp"), builtins.__import__, []
 
     def load(system="Linux", loaded=(), broken=False, **environment):
@@ -185,7 +185,7 @@ def test_more_threads_than_cores_and_than_work(small_checkpoint, any_threads):
 @pytest.mark.covers("kernels/c_kernel.py")
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_kernels_without_memory(stage):
-    """What they ask for themselves may not be there: an error, not a crash."""
+    """If they can't allocate memory, it is an error, not a crash."""
     kernel, many = stage.part("kernels.c_kernel"), 2**55
     query, cache = torch.zeros(1, 2, 64), torch.zeros(1, 2, 64, 16)
     arguments = [query, cache, cache.clone().transpose(2, 3).contiguous(), torch.zeros(1, 1, dtype=torch.int64)]

@@ -118,7 +118,7 @@ def test_stage05_computes_a_common_beginning_once(babble):
 
 
 def test_the_order_that_the_readme_claims(engines_after_tail):
-    """Each stage wastes less than the one before of what the ladder says it wastes."""
+    """Each stage wastes less than the one before, in the way that the ladder says."""
     passes = [llm.stats.num_forwards for llm in engines_after_tail]
     tokens = [llm.stats.num_tokens_computed for llm in engines_after_tail]
     padding = [llm.stats.num_padding_tokens for llm in engines_after_tail]
@@ -265,7 +265,7 @@ def test_a_workload_may_begin_with_a_byte_order_mark(tmp_path):
 
 @pytest.fixture
 def no_probe(monkeypatch):
-    """The probe reads a gigabyte; what it says is not the subject here."""
+    """The probe reads a gigabyte, and its result does not matter in these tests."""
     monkeypatch.setattr(throughput, "probe", lambda device, dtype: (1e10, 1e11))
     monkeypatch.setattr(throughput, "int8_rate", lambda: 4e11)
 
@@ -356,7 +356,7 @@ class LLM:
 
 @pytest.mark.soak
 def test_an_engine_of_ones_own_is_measured_beside_a_stage(babble, requests_file, tmp_path, capsys, no_probe):
-    """One that has all that a stage has, and one that can only make tokens."""
+    """One that has everything that a stage has, and one that can only make tokens."""
     (tmp_path / "hf").mkdir()  # a peer has this name
     (tmp_path / "hf" / "__init__.py").write_text(OWN)
     files = {"--json": tmp_path / "result.json", "--plot": tmp_path / "picture.png"}
@@ -413,7 +413,7 @@ def test_other_tokens_print_no_speed(babble, capsys, no_probe, monkeypatch):
 
 
 def test_weights_in_int8_may_make_other_tokens(babble, tmp_path, capsys, no_probe, monkeypatch):
-    """How many are the same is told; the limit is another one; and an exact engine that differs is still wrong."""
+    """The share of equal tokens is shown; the limit is different; and an exact engine that differs is still wrong."""
     made = {"stage08_int8": [[1, 2, 3, 4]], "stage01_single": [[1, 2, 5, 4]], "stage05_paged": [[1, 2, 5, 4]]}
     jobs = []
 
@@ -535,7 +535,7 @@ def test_a_result_does_not_overwrite_the_workload(babble, requests_file, tmp_pat
 
 
 def test_outputs_are_checked_before_the_work(tmp_path):
-    """Also files that can't be opened by trying: a pipe without a reader would wait for one."""
+    """Even files that can't be tested by opening them: a pipe without a reader would wait for one."""
     (tmp_path / "result.json").write_text("kept")
     check_outputs({"--json": tmp_path / "result.json", "--plot": tmp_path / "new.png"}, {})
     assert (tmp_path / "result.json").read_text() == "kept"
@@ -579,7 +579,7 @@ JOB = {"engine": "stand-in", "requests": [[[1], 1]], "company": "2"}
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """A tree with what runs an engine, and a stand-in for the peers; and the folder where that writes its pids."""
+    """A copy of the code that runs an engine, with a stand-in for the peers; and the folder where that writes pids."""
     (tmp_path / "tree" / "bench").mkdir(parents=True)
     (tmp_path / "folder").mkdir()
     for name in ("engines.py", "conditions.py"):
@@ -894,7 +894,7 @@ def test_report_prints_a_result(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("[]", "no result"), ("{}", "no result"), ("", "Expecting value"), ("\xff", "report: ")]
+    ("text", "words"), [("[]", "not a result"), ("{}", "not a result"), ("", "Expecting value"), ("\xff", "report: ")]
 )
 def test_report_names_what_is_no_result(capsys, tmp_path, text, words):
     (tmp_path / "result.json").write_text(text, encoding="latin-1")
@@ -952,7 +952,7 @@ def test_a_comparison_has_a_column_for_each_peer_whatever_is_sampled():
 
 
 def test_llama_cpps_repetition_penalty_sees_all_tokens(monkeypatch):
-    """It penalizes only so many of the last ones as it is told."""
+    """It only penalizes as many of the last tokens as it is told."""
     told = []
     names = ("chain_init", "chain_default_params", "chain_add", "init_top_k", "init_temp", "init_top_p", "init_dist")
     llama = SimpleNamespace(**{f"llama_sampler_{name}": lambda *_: None for name in (*names, "accept")})

@@ -154,7 +154,7 @@ def test_a_tokenizer_json(stage, tmp_path, reference):
 
 
 def test_added_tokens(stage, tmp_path):
-    """They are found before anything is merged, the longest first; a decoded text leaves out the special ones."""
+    """They are found before anything is merged, the longest first; decoding leaves out the special ones."""
     tokenizer = GPT2TokenizerFast.from_pretrained(TINYTALES)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|user|>:"]})
     tokenizer.add_tokens(["rabbithole"])

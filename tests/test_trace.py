@@ -57,7 +57,7 @@ def test_phases(stage, small_checkpoint):
 
 
 def test_a_trace_begins_and_ends_when_it_is_told_to(stage, small_checkpoint):
-    """Nothing of the engine is wrapped before, nor after."""
+    """No part of the engine is wrapped before or after."""
     llm, params = stage.LLM(small_checkpoint, device="cpu"), stage.SamplingParams(max_tokens=3, ignore_eos=True)
     llm.generate([[1]], params)
     before = vars(llm.engine).keys() | vars(llm.engine.runner).keys()
@@ -101,7 +101,7 @@ def test_metrics(stage, small_checkpoint):
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 5, 8])
 @pytest.mark.parametrize("sort_by_length", [True, False])
 def test_stage02_runs_every_batch_to_its_last_row(small_checkpoint, max_num_seqs, sort_by_length):
-    """Each step computes the rectangle of its batch; what is no live row's own token in it is padding."""
+    """Each step computes the rectangle of its batch; all of it except live rows' own tokens is padding."""
     llm = run(STAGES[1], small_checkpoint, max_num_seqs=max_num_seqs, sort_by_length=sort_by_length)
     order = sorted(range(5), key=lambda i: -LENGTHS[i]) if sort_by_length else list(range(5))
     steps = []
@@ -316,7 +316,7 @@ def interrupt_third_step(monkeypatch, llm):
 
 @pytest.mark.parametrize("stage", STAGES[3:], ids=str)
 def test_an_interrupted_step_is_told(stage, small_checkpoint, monkeypatch):
-    """All wait again, with the tokens that they had."""
+    """All requests wait again, with the tokens that they had."""
     llm = traced(stage.stepper(small_checkpoint))
     interrupt_third_step(monkeypatch, llm)
     llm.add_request("a", [1, 2, 3], stage.SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
@@ -438,7 +438,7 @@ def test_several_completions_and_beams_end_too(stage, small_checkpoint):
 
 @pytest.mark.parametrize("stage", [s for s in STAGES if s.number >= 4], ids=lambda stage: stage.directory)
 def test_a_trace_of_an_engine_that_is_being_closed_ends_too(stage, small_checkpoint):
-    """While its last requests still run, as when a server ends that somebody watches."""
+    """While its last requests still run, as when a server ends while somebody watches it."""
     with stage.AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
         trace = stagewise.trace(engine.llm)
         requests = [engine.llm.inputs.request([1, 2], stage.SamplingParams(max_tokens=40, ignore_eos=True))]

@@ -27,7 +27,7 @@ def test_each_stage_but_the_first_has_a_walk():
 
 @pytest.mark.parametrize("stage", STAGES[1:])
 def test_stops_are_short(stage):
-    """A few sentences, one idea: who wants more reads the chapter."""
+    """A few sentences and one idea; there is more in the chapter."""
     there = walk.read_walk(stage)
     for stop in there.stops:
         assert stop.title

@@ -36,7 +36,7 @@ def damaged(small_checkpoint, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads what Linux says of a process")
 def test_a_loaded_model_is_independent_of_its_file(stage, damaged):
-    """The file is not mapped into memory any more: it may be written anew, or cut short."""
+    """The file is no longer mapped into memory, so it may be overwritten or truncated."""
     llm = stage.LLM(str(damaged), device="cpu")
     params = stage.SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     expected = llm.generate([[1, 2, 3]], params)[0].outputs[0].token_ids
@@ -149,7 +149,7 @@ class Attack:
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("kind", ["LFS", "HTML", "GGUF", "empty", "a list", "no tensors", "training", "attack"])
 def test_something_else_instead_of_weights(stage, damaged, file, kind):
-    """The message shows how the file begins, says what to do, and never what torch says: to let the file run code."""
+    """The message shows how the file begins and says what to do, but never torch's advice, to let the file run code."""
     kinds = {
         "LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n",
         "HTML": b"<!DOCTYPE html>\n<html>Sign in</html>",
@@ -179,7 +179,7 @@ def test_something_else_instead_of_weights(stage, damaged, file, kind):
 
 
 def test_thousands_of_unknown_tensors(stage, damaged):
-    """Each would be opened by itself, and a file's header is as long as the list of its names."""
+    """Opening the file for each would take long, since its header lists all names."""
     edit_tensors(damaged, lambda tensors: tensors.update({f"extra.{i}": torch.zeros(1) for i in range(20_000)}))
     started = time.perf_counter()
     with pytest.raises(ValueError, match=r"unexpected extra.0, .* and 19995 more"):
@@ -188,7 +188,7 @@ def test_thousands_of_unknown_tensors(stage, damaged):
 
 
 def test_a_file_is_not_opened_for_each_of_its_tensors(stage, damaged, monkeypatch):
-    """Opening it reads the names of all."""
+    """Opening it reads the names of all tensors."""
     part, opened = stage.part("weights"), []
     original = part.safe_open
     monkeypatch.setattr(part, "safe_open", lambda *arguments, **more: opened.append(1) or original(*arguments, **more))
@@ -227,7 +227,7 @@ def test_missing_and_unexpected_tensors(stage, damaged):
 
 
 def test_large_values_are_finite(stage, damaged):
-    """Also if their sum is not; one that is not finite is found among them, wherever it stands."""
+    """Even if their sum is not; one that is not finite is found among them, wherever it is."""
     for value in (3e38, -3e38):
         edit_tensors(damaged, lambda tensors, value=value: tensors["transformer.wte.weight"].fill_(value))
         for dtype in ("float32", "bfloat16"):
@@ -374,7 +374,7 @@ def test_a_tensor_that_is_given_twice(stage, damaged):
 
 
 def mutate(content, rng):
-    """Damage as files meet it: cut short, bytes changed, lost, doubled, or from elsewhere."""
+    """Realistic damage to a file: cut short, bytes changed, lost, doubled, or from elsewhere."""
     content, (a, b) = bytearray(content), sorted(rng.randrange(len(content)) for _ in range(2))
     kind = rng.randrange(6)
     if kind == 0:
@@ -500,7 +500,7 @@ def test_the_lines_of_using_make_a_model(stage, tmp_path, monkeypatch):
 
 
 def test_lost_files(stage, damaged, tmp_path):
-    """What the directory is, if it is none of a model, is for `stagewise convert` to say."""
+    """If it is not a model's directory, `stagewise convert` can say what it is."""
     (damaged / "model.safetensors").unlink()
     command = re.escape(
         f"; `stagewise convert {damaged} DIRECTORY` makes a directory that can be read, or says why not"
@@ -526,7 +526,7 @@ def test_lost_files(stage, damaged, tmp_path):
 
 @pytest.fixture(scope="module")
 def hub():
-    """One that has the bundled model under gpt2's name."""
+    """A Hub that has the bundled model under gpt2's name."""
     with hub_with("models/openai-community/gpt2") as server:
         server.files |= {path.name: path.read_bytes() for path in TINYTALES.iterdir() if path.is_file()}
         server.files["flax_model.msgpack"] = b"never asked for"

@@ -1,4 +1,4 @@
-"""bench/wide.py: a wide checkpoint that computes what a narrow one does; and bench/speculative.py, which uses it."""
+"""bench/wide.py: a wide checkpoint that computes the same as a narrow one; and bench/speculative.py, which uses it."""
 
 import json
 import shutil

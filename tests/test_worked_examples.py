@@ -1,4 +1,4 @@
-"""The worked examples in the chapters are what the stages do."""
+"""The worked examples in the chapters show what the stages do."""
 
 import contextlib
 import io

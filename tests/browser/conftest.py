@@ -54,7 +54,7 @@ class Browser:
         self("page.renderNow()")
 
     def shown(self):
-        """What stands on the page, read from its elements: of each trace the queue, the rows and the tables."""
+        """What the page shows, read from its elements: the queue, the rows and the tables of each trace."""
         return self(
             """
             const text = (node) => node.textContent, keys = (nodes) => [...nodes].map((node) => node.dataset.key);
@@ -98,7 +98,7 @@ def driver(tmp_path_factory):
 
 @pytest.fixture
 def browser(driver):
-    """The browser at a laptop's size. After the test: nothing was fetched, and nothing stands in the console."""
+    """The browser at a laptop's size. After the test, nothing was fetched, and the console is empty."""
     browser = Browser(driver)
     browser.size(1280, 800)
     driver.get_log("browser")

@@ -37,7 +37,7 @@ def url():
 
 @pytest.fixture
 def page(driver, url):
-    """The browser on the page, at a laptop's size. After the test nothing stands in the console."""
+    """The browser on the page, at a laptop's size. After the test, the console is empty."""
     yield from opened(driver, url)
 
 
@@ -74,7 +74,7 @@ def ask(page, prompt, max_tokens):
 
 
 def asked(page, prompt, max_tokens):
-    """Ask, and wait until it is answered and the page shows the engine at rest again."""
+    """Ask, and wait until the answer is complete and the page shows the engine idle again."""
     number = page("return shown.last ?? -1")
     ask(page, prompt, max_tokens)
     until(page, f"!writing && (shown.last ?? -1) > {number} && shown.isIdle")
@@ -118,7 +118,7 @@ def test_it_answers_all_of_it_to_be_read(page, url):
 
 
 def test_what_is_shown_is_what_happened(page):
-    """Its states are those that the same steps have in Python; it stays at the last step, unless one looks back."""
+    """The page's states are those that Python computes for these steps. It follows the newest, unless one goes back."""
     asked(page, "Once upon a time", 40)
     header, steps = page("return [shown.replay.header, shown.steps]")
     assert "at rest" in page("return document.querySelector('.summary').textContent")
@@ -309,7 +309,7 @@ def test_a_run_is_saved_as_a_replay(page, tmp_path):
 
 
 def start(port, *options):
-    """A server of one's own, on a port: it may be ended as one likes."""
+    """A server for one test, on a port, which may be ended in any way."""
     command = [sys.executable, "-m", "stagewise.serving", *OPTIONS, *options, "--port", str(port)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     line = process.stderr.readline()
@@ -357,7 +357,7 @@ def test_the_server_ends_and_comes_back(driver):
 
 
 def test_a_step_that_one_asks_for_stays(page):
-    """Though it was the newest then."""
+    """Even if it was the newest step at the time."""
     ask(page, "Once upon a time", 400)
     until(page, f"{STEPS}.length > 20 && !shown.isIdle")
     number, position = page("shown.showStep(shown.last); return [shown.last, shown.position]")
@@ -387,7 +387,7 @@ def test_a_lost_connection_says_what_was_missed(page):
 
 @pytest.mark.parametrize("num_blocks", [9, 64, 1000])
 def test_presets_bring_about_what_they_say(driver, num_blocks):
-    """With one click, on any pool; and the step that they name shows it."""
+    """With one click, for a pool of any size; and the step that they name shows it."""
     shows = {"rush": "refused", "memory": "preempted", "same": "admitted", "long": None}
     with server(*OPTIONS, "--num-blocks", num_blocks) as (url, _):
         for page in opened(driver, url):
@@ -467,7 +467,7 @@ def test_who_cannot_guess_says_why(page):
 
 
 def test_only_the_scripts_of_the_page_run(page):
-    """The policy holds in the browser: neither a script that is put in nor another address."""
+    """The browser obeys the policy: it runs no injected script, and connects to no other address."""
     page(
         "window.broken = []; addEventListener('securitypolicyviolation', (e) => broken.push(e.effectiveDirective));"
         "const script = document.createElement('script'); script.textContent = 'window.hacked = true';"

@@ -243,7 +243,7 @@ def test_predict(browser, paged):
 
 
 def test_steps_may_be_appended(browser, paged):
-    """As in a live view: a page of the first steps that is given the others is as one of all."""
+    """As in a live view: a page that has some steps and is given the others is the same as one made of all."""
     page, trace = paged
     browser.open(page, "#step=30")
     wanted = browser.shown()
@@ -308,7 +308,7 @@ def test_two_traces_of_one_stage_are_told_apart(browser, make_page):
 
 
 def test_a_record_without_rows(browser, make_page):
-    """The engine came to rest: what it was last asked for was aborted."""
+    """The engine has become idle because its last requests were aborted."""
     header, steps = MADE["stage 5"]()
     steps, last = steps[:10], steps[10]
     for row in (rows := steps[-1]["rows"]):
@@ -357,7 +357,7 @@ def test_print_view(browser, paged):
 
 
 def test_long_trace(browser, make_page):
-    """20 MB open and can be scrubbed; the limits are ten times what they should be, for slow machines."""
+    """20 MB open, and one can scrub through them. The limits are ten times what they should be, for slow machines."""
     page, (path,) = make_page("long", made_traces.paged(1900, 80, max_num_seqs=8, budget=256, num_blocks=96, seed=3))
     assert path.stat().st_size > 20_000_000
     start = time.perf_counter()

@@ -64,7 +64,7 @@ def fetched(browser):
 
 
 def documents():
-    """The Markdown files and notebooks that Git has, or would take."""
+    """The Markdown files and notebooks in Git, or not ignored by it."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*.ipynb"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     return [ROOT / name for name in names if (ROOT / name).exists()]
@@ -113,7 +113,7 @@ def test_links_have_words_and_hold_no_links(texts):
 
 
 def test_pages_say_what_they_are_about(texts, site):
-    """To search engines, and where somebody shares a link."""
+    """To search engines, and where a link is shared."""
     for page, text in texts.items():
         description = re.search(r'<meta name="description" content="([^"]{8,210})">', text)
         title = re.search(r'<meta property="og:title" content="([^"<]*)">', text)
@@ -181,7 +181,7 @@ def test_both_sides_of_a_difference_are_the_files(texts, site, before, after):
 
 
 def sample(site, texts):
-    """All pages made from a text, and some of the others."""
+    """All pages made from a Markdown file, and some of the others."""
     made = [page_of(site, path) for path in documents()] + [site / "search.html"]
     return made + [page for page in texts if page not in made][::20]
 
@@ -218,7 +218,7 @@ def test_no_page_scrolls_sideways_and_no_code_is_cut_off(browser, site, texts):
 
 
 def test_search(browser, site):
-    """With a server: a browser lets no script read the neighbours of a local file, which the results' extracts need."""
+    """With a server: a browser lets no script read the files next to a local one, which the results' extracts need."""
     links = "return [...document.querySelectorAll('#search-results li a')].map((link) => link.href)"
     with served(site) as address:
         browser.driver.get(f"{address}/search.html?q=preemption")

@@ -151,7 +151,7 @@ def test_questions_are_offered_and_play_goes_on_behind_them(browser, page_of):
 
 
 def test_next_asks_first_too(browser, page_of):
-    """What happens on the way to the next stop: the page goes up to it, and asks."""
+    """The page goes up to the next event on the way to the next stop, and asks what will happen."""
     browser.open(page_of("preemption"))
     where = stops(browser)[1][2]
     browser("page.predict.click()")
@@ -214,7 +214,7 @@ def test_legends_list_only_what_occurs(browser, page_of, name, words):
 
 
 def pixels(browser, right_of_cursor=10):
-    """What is drawn of the first film above its lanes, to the right of the playhead and of its badge."""
+    """The pixels drawn in the first film above its lanes, to the right of the playhead and its badge."""
     return browser(
         """const [{ canvas, top }] = page.films, scale = devicePixelRatio;
         const x = Math.round((page.films[0].x(page.clock.cursor(page.position)) + arguments[0]) * scale);
@@ -423,7 +423,7 @@ def test_the_last_stop_is_at_the_end_of_either_clock(browser, page_of, clock):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nothing_jumps_from_step_to_step(browser, page_of, name):
-    """What the story is about stays at its place while the run goes on."""
+    """What the story is about stays in its place while the run plays."""
     browser.open(page_of(name))
     first = ".memory-card" if browser("return page.story.look") == "memory" else ".rows-card"
     tops = set()
@@ -438,7 +438,7 @@ def test_nothing_jumps_from_step_to_step(browser, page_of, name):
 
 @pytest.mark.parametrize("clock", ["steps", "time"])
 def test_thumb_and_playhead_are_at_one_place(browser, page_of, clock):
-    """The slider's thumb is where its value is in its range; both are in the middle of the step by steps."""
+    """The slider's thumb is where its value is within its range. On the clock of steps, both are in a step's middle."""
     for width in (390, 1440):
         browser.size(width, 900)
         browser.open(page_of("recomputation"))

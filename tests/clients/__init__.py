@@ -1,1 +1,1 @@
-"""Programs that nobody here wrote, as clients of the server, and a load test: `make clients`."""
+"""Other projects' programs as clients of the server, and a load test: `make clients`."""

@@ -3,7 +3,7 @@
     python -m tests.clients openai lm-eval       # these
     python -m tests.clients --all --keep-none    # all; an environment goes when its tests are done
 
-The environments are below .clients. Exit 1 if a client failed; the others run nevertheless.
+The environments are below .clients. Exits with 1 if a client failed; the others run anyway.
 """
 
 import argparse

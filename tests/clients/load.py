@@ -30,7 +30,7 @@ GROWTH = 64 << 20  # bytes; what Python's and the system's allocators keep
 
 
 def request(i: int) -> dict:
-    """The i-th of the requests, as an engine is asked for it."""
+    """The i-th request, as arguments for an engine."""
     lengths = random.Random(i)
     seed = SEEDS[i // len(PROMPTS) % len(SEEDS)]
     return {
@@ -60,7 +60,7 @@ class Report:
 
 
 async def one_stream(http: httpx.AsyncClient, i: int, draw: random.Random, expected: str, report: Report) -> None:
-    """A client's request, as one of the kinds of clients."""
+    """One request, by a client of one of the kinds."""
     kind = draw.choices(["vanished", "slow", "patient"], [VANISH, SLOW, 1 - VANISH - SLOW])[0]
     leaves_after, text, complete = draw.randrange(1, 10), "", False
     body = {"model": "tinytales", "stream": True, **request(i)}
@@ -112,7 +112,7 @@ async def load(url: str, pid: int, clients: int, seconds: float, texts: list[str
 
 
 def left_behind(url: str) -> dict[str, float]:
-    """What the server says it still has, a second later."""
+    """What the server still holds a second later, according to itself."""
     time.sleep(1)
     with urllib.request.urlopen(f"{url}/metrics") as response:
         lines = [line for line in response.read().decode().splitlines() if not line.startswith("#")]

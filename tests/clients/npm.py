@@ -9,7 +9,7 @@ from tools.environments import ENVIRONMENTS
 
 
 def run(name: str, packages: list[str], script: str, url: str) -> Any:
-    """What a script prints that is called with the server's URL."""
+    """What a script prints when it is called with the server's URL."""
     folder, requirements = ENVIRONMENTS / name, "\n".join(packages)
     done = folder / "installed"
     if not done.exists() or done.read_text(encoding="utf-8") != requirements:

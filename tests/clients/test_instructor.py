@@ -1,5 +1,5 @@
-"""instructor, which wants answers in a form: it gets one by a tool or by a JSON schema. In its plain JSON mode the
-schema is in the prompt alone, which a model that has learned nothing but tales can't follow."""
+"""instructor, which wants answers in a form: it gets one by a tool or by a JSON schema. In its plain JSON mode, the
+schema is only in the prompt, which a model that has learned nothing but tales can't follow."""
 
 from typing import Literal
 

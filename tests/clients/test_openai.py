@@ -126,7 +126,7 @@ ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "Who are frien
 
 
 def test_parse(chatting):
-    """What is held to a model of pydantic's is one, and so is a stream's end."""
+    """An answer in the form of a pydantic model is parsed into one, also at a stream's end."""
     for seed in range(3):
         message = chatting.chat.completions.parse(**ASKED, seed=seed, response_format=Friends).choices[0].message
         assert isinstance(message.parsed, Friends)
@@ -135,7 +135,7 @@ def test_parse(chatting):
 
 
 def test_a_tool_is_called(chatting):
-    """Its arguments are read by the package itself."""
+    """The package itself parses the arguments."""
     tool = openai.pydantic_function_tool(Friends)
     named = {"type": "function", "function": {"name": "Friends"}}
     for choice in (named, "required"):
@@ -158,7 +158,7 @@ def metric(url, name):
 
 
 def test_many_streams_at_once_and_a_third_are_cancelled(client, url):
-    """Those that go on get what they get alone; of those that left nothing is left."""
+    """Streams that go on get what they would get alone; of the others nothing is left."""
     count, params = 64, dict(model=MODEL, prompt=PROMPT, temperature=0.8, max_tokens=60)
     expected = [complete(client, temperature=0.8, max_tokens=60, seed=i).choices[0].text for i in range(count)]
 

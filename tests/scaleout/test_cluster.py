@@ -1,4 +1,4 @@
-"""Batch runs on a real Ray: the same answers, whoever is killed; errors in seconds; a node that leaves."""
+"""Batch runs on real Ray: the same answers whatever process is killed; errors in seconds; a node that leaves."""
 
 import json
 import os
@@ -205,7 +205,7 @@ def test_control_c(tmp_path, whole):
 
 
 def test_shards(tmp_path, whole, monkeypatch):
-    """A directory as output: a file for every so many lines, each with its manifest."""
+    """A directory as output: a file for each shard of lines, with its manifest."""
     source, expected = whole
     (tmp_path / "out").mkdir()
     code = (

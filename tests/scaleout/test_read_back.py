@@ -34,7 +34,7 @@ def features():
 
 
 def rows(shard: int) -> list[dict]:
-    """Of the first shard a column is all null that the second one has, and of both one."""
+    """One column is all null in the first shard but not in the second; another is all null in both."""
     return [
         {
             "prompt": prompt,
@@ -50,7 +50,7 @@ def rows(shard: int) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """The outputs of two parquet files; of the first all texts end by themselves."""
+    """The outputs for two parquet files; in the first, all texts end by themselves."""
     folder = tmp_path_factory.mktemp("shards")
     for shard, most in enumerate((1000, 4)):
         source, output = folder / f"in{shard}.parquet", folder / f"out{shard}.jsonl"
