@@ -25,11 +25,11 @@ test: $(VENV)/installed-test
 	$(BIN)/zizmor --offline --quiet .github
 	@# The types are checked meanwhile, and told at the end. Three workers, since tests wait, too.
 	$(BIN)/pyright --project . > $(VENV)/types 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not browser and not cluster and not arm and not cuda"; tests=$$?; \
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not arm and not cuda"; tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types; test $$tests = 0 && test $$types = 0
 
 soak: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n 2 -m "soak and not browser and not cluster and not arm and not cuda"
+	$(BIN)/python -m pytest -n 2 -m "soak and not arm and not cuda"
 
 clients: $(VENV)/installed-test
 	$(BIN)/python -m tests.clients $(CLIENTS)

@@ -3,7 +3,6 @@ of them `make test` runs it. Checkpoints are made once."""
 
 import contextlib
 import gc
-import importlib.util
 import os
 import platform
 import signal
@@ -28,9 +27,6 @@ import torch  # not earlier: it reads these when it is imported
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
 from tests.adapter import BATCHED, STAGES, TINYTALES, Stage, kernels_with, stages_that_change, write_checkpoint
-
-# The browser's tests need what `make test-browser` installs; `make test` does not run them.
-collect_ignore = ["clients", *([] if importlib.util.find_spec("selenium") else ["browser"])]
 
 # Started in the background, a shell's children ignore Ctrl-C, and theirs do: the tests send it and mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

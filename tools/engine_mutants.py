@@ -176,14 +176,7 @@ class Copy:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         covering = Covering(path, self.seconds.get(path, {}))
-        options = [
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "not soak and not browser and not cluster and not arm and not cuda",
-        ]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not soak and not arm and not cuda"]
         status = pytest.main([*options, *covering.test_files], plugins=[covering])
         Path("seconds").write_text(json.dumps(covering.seconds))
         sys.stdout.flush()

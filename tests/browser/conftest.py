@@ -16,12 +16,6 @@ FLAGS = """--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-r
 NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.browser)
-
-
 class Browser:
     """A window with one page."""
 

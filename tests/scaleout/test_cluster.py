@@ -15,7 +15,6 @@ from tests.adapter import ROOT
 from tests.test_batch_file import QUICK, read_results
 from tests.test_batch_file import by_id as rounded
 
-pytestmark = pytest.mark.cluster
 FLAGS = ["--max-num-seqs", "4", *QUICK]
 KILLS = int(os.environ.get("STAGEWISE_KILLS", 2))  # at so many random moments, of an actor and of the driver
 

@@ -9,8 +9,6 @@ import pytest
 
 from tests.adapter import STAGES
 
-pytestmark = pytest.mark.cluster  # as all that needs the packages of `make scaleout`
-
 SCHEMA = pa.schema(
     {
         "prompt": pa.string(),
