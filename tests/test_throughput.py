@@ -894,7 +894,7 @@ def test_report_prints_a_result(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("[]", "no result"), ("{}", "no result"), ("", "Expecting value"), ("\xff", "report: ")]
+    ("text", "words"), [("[]", "not a result"), ("{}", "not a result"), ("", "Expecting value"), ("\xff", "report: ")]
 )
 def test_report_names_what_is_no_result(capsys, tmp_path, text, words):
     (tmp_path / "result.json").write_text(text, encoding="latin-1")
