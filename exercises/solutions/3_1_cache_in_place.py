@@ -43,7 +43,7 @@ MUTANTS = [
      "is it a class attribute"),
     ("does not look", "        if end > self.data.shape[4]:\n            raise ValueError(f\"{end} columns, there is room for {self.data.shape[4]}\")\n",
      "", "silently"),
-    ("drops in silence", "            raise ValueError(f\"{end} columns, there is room for {self.data.shape[4]}\")",
+    ("drops silently", "            raise ValueError(f\"{end} columns, there is room for {self.data.shape[4]}\")",
      "            return self.data[layer, 0], self.data[layer, 1]", "silently"),
     ("counts from one step further", "end = self.length + k.shape[2]\n", "end = self.length + 1\n", "RuntimeError at line 20"),
     ("a limit of one less", "if end > self.data.shape[4]:", "if end >= self.data.shape[4]:", "ValueError at line 18"),
