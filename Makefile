@@ -1,12 +1,12 @@
 # make demo: a story.  make test: the tests.  make soak: those that take long; one needs nginx.  make clients: other
 # people's programs against the server; make clients-all: all of them, which takes long.  make scaleout: batch runs on
 # Ray.  make test-browser: the pages of replay and the site, in Chromium.  make test-arm: the kernels by other
-# compilers, for ARM in an emulator.  make test-cuda: the stages on a GPU.  make notebooks: run them anew.  make site:
+# compilers, for ARM in an emulator.  make test-cuda: the stages on a GPU.  make notebooks: run them again.  make site:
 # the chapters, notebooks, exercises and replays as web pages.  All make .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The tests start hundreds of processes; each would compile the stages anew.
+# The tests start hundreds of processes; each would compile the stages again.
 unexport PYTHONDONTWRITEBYTECODE
 CLIENTS := openai lm-eval vllm-tests
 ARM_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang libomp-dev

@@ -14,7 +14,7 @@ from stagewise import cli, flags, stages
 from stagewise.__main__ import run
 from tests.adapter import ROOT, STAGES, TINYTALES
 
-sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbours as when it is run
+sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbors as when it is run
 import stage_diff
 import sync_stages
 
@@ -37,7 +37,7 @@ def test_the_front_page_shows_the_loops_as_they_are():
     assert stage_diff.with_code(readme, ".") == readme, "run `python tools/stage_diff.py --write`"
 
 
-def test_a_stage_imports_nothing_of_its_neighbours(stage):
+def test_a_stage_imports_nothing_of_its_neighbors(stage):
     ours = (
         {s.directory for s in STAGES}
         | {s.command for s in STAGES}

@@ -8,7 +8,7 @@ import pytest
 
 from tests.adapter import ROOT
 
-sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbours as when it is run
+sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbors as when it is run
 import walk
 from stage_diff import python_functions
 from sync_stages import read_stages

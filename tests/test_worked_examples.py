@@ -10,7 +10,7 @@ import pytest
 
 from tests.adapter import ROOT, STAGES
 
-sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbours as when it is run
+sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbors as when it is run
 import worked_examples
 
 

@@ -1,6 +1,6 @@
 """What a stage changed against the one before it, side by side: a page for each changed file.
 
-`difflib.ndiff` says which lines belong together and where they were edited; the colours are Pygments'.
+`difflib.ndiff` says which lines belong together and where they were edited; the colors are Pygments'.
 """
 
 import difflib
@@ -93,8 +93,8 @@ def parts(found: list[Row]) -> Iterator[tuple[bool, list[Row]]]:
 # --- A page -----------------------------------------------------------------------------------------------------------
 
 
-def coloured_lines(path: Path) -> list[list[tuple[str, str]]]:
-    """The lines of a file, each as (class of its colour, text) pairs."""
+def colored_lines(path: Path) -> list[list[tuple[str, str]]]:
+    """The lines of a file, each as (class of its color, text) pairs."""
     lines: list[list[tuple[str, str]]] = [[]]
     lexer = get_lexer_for_filename(path.name, stripnl=False)
     for kind, text in lexer.get_tokens(path.read_text(encoding="utf-8")):
@@ -116,13 +116,13 @@ def edited_words(text: str, edited: Sequence[bool]) -> list[bool]:
     return marks if sum(marks) < 0.6 * len(text.strip()) else [False] * len(marks)
 
 
-def code_html(coloured: list[tuple[str, str]], edited: Sequence[bool]) -> str:
-    """A line in its colours, edited words marked."""
-    columns = [(colour, char) for colour, text in coloured for char in text]
+def code_html(colored: list[tuple[str, str]], edited: Sequence[bool]) -> str:
+    """A line in its colors, edited words marked."""
+    columns = [(color, char) for color, text in colored for char in text]
     marks = edited_words("".join(char for _, char in columns), edited)
     html = ""
-    for (mark, colour), run in groupby(zip(marks, columns, strict=True), key=lambda column: (column[0], column[1][0])):
-        text = f'<span class="{colour}">{escape("".join(char for _, (_, char) in run))}</span>'
+    for (mark, color), run in groupby(zip(marks, columns, strict=True), key=lambda column: (column[0], column[1][0])):
+        text = f'<span class="{color}">{escape("".join(char for _, (_, char) in run))}</span>'
         html += f"<mark>{text}</mark>" if mark else text
     return html.replace("</mark><mark>", "")
 
@@ -136,7 +136,7 @@ def side_html(line: Line | None, lines: list[list[tuple[str, str]]], kind: str) 
 
 def table_html(old: Path, new: Path) -> str:
     """Both files side by side; what is far from every change is folded away."""
-    lines = [coloured_lines(path) for path in (old, new)]
+    lines = [colored_lines(path) for path in (old, new)]
     found = list(rows(*(path.read_text(encoding="utf-8").splitlines(keepends=True) for path in (old, new))))
     html = ""
     for shown, part in parts(found):
