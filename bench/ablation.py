@@ -75,7 +75,7 @@ def make_contest(llm, make: Callable) -> Contest:
     """All variants of an engine that has all optimizations. `make` makes engines like it, of this stage or another."""
     ways, kernels = {"": make_way(llm)}, FAST.part("kernels.c_kernel")
     for name in OPTIMIZATIONS:
-        if name != "tiles" or kernels.has_kind("tiles_bfloat16"):  # weights of its own, but shared keys and values
+        if name != "tiles" or kernels.has_kind("tiles_bfloat16"):  # it has separate weights, but shares keys and values
             ways[name] = make_way(make(disable=[name], num_blocks=1))
     other = make(stage=BEFORE, num_blocks=llm.engine.runner.num_blocks)
     ways["stage 5"] = make_way(other, cache=other.engine.runner.cache)

@@ -2,7 +2,7 @@
 
     python -m bench.bits --stages 5 6 --json FILE
 
-A few requests are sampled with seeds: first each alone in an engine of its own, with its prompt in one step; then the
+A few requests are sampled with seeds: first each alone, in a new engine, with its prompt in one step; then the
 same requests with one thing changed at a time. Logits are compared bit for bit wherever the tokens before them are the
 same. A token that differs is counted separately, since what follows it can't be compared.
 

@@ -1,4 +1,4 @@
-"""Runs one engine once on a workload, in a process of its own, and writes the result to a file.
+"""Runs one engine once on a workload, in a separate process, and writes the result to a file.
 
     python -m bench.engines JOB.json RESULT.json
 

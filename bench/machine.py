@@ -143,7 +143,7 @@ def pass_work(
     """
     layers, width = config.n_layer, config.n_embd
     body = layers * (4 * width * width + 2 * width * config.n_inner)  # the weights that every token uses
-    head = config.vocab_size * width  # those that only tokens with logits use
+    head = config.vocab_size * width  # weights of the head, which only tokens with logits use
     operations = 2 * body * tokens + 2 * head * logits + 4 * layers * width * attended
     return operations, (body + head) * (weight_bytes or itemsize) + 2 * layers * width * cached * itemsize
 

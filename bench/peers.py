@@ -287,7 +287,7 @@ def llama_cpp_sampler(vocab_size: int, sampling: dict, seed: int, prompt: list[i
 def start_llama_cpp(job: dict, weights: str | None = None) -> Iterator[Complete]:
     """llama.cpp, compiled for this machine, through its Python binding. It can compute batches of many sequences, but
     has no scheduler that fills them. That is done here: decodes first, then prompts, up to 512 tokens a step. A prefix
-    that all prompts share is computed once, in a sequence of its own, and copied, as in its example `parallel`."""
+    that all prompts share is computed once, in a separate sequence, and copied, as in its example `parallel`."""
     import numpy as np
     from llama_cpp import llama_cpp as llama
 

@@ -10,7 +10,7 @@ of text, how often the most likely token is the same, and the Kullback-Leibler d
 which are checked as for the model's card. And all engines continue openings greedily, until they first differ from
 float32.
 
-The stages' logits are those that the engine computes for `prompt_logprobs`. llama.cpp and CTranslate2 score a tale in
+The stages' logits are the ones computed for `prompt_logprobs`. llama.cpp and CTranslate2 score a tale in
 one batch. OpenVINO scores it token by token, because it reads its 8-bit cache only in steps after the first. A peer's
 reference is the same peer in float32. llama.cpp's Q8_0 needs rows of a multiple of 32 numbers, and tinytales' have 120,
 so llama.cpp gets a model with each feature four times, which computes the same function (see `repeated`).

@@ -115,7 +115,7 @@ def mutants(exercise: Exercise | Whole) -> list[Mutant]:
 
 
 def has_function(exercise: Exercise, name: str) -> bool:
-    """Whether the learner's file has this function too: tests don't call those that only the solution has."""
+    """Whether the learner's file has this function too: tests don't call a function that only the solution has."""
     skeleton = exercise.work.read_text(encoding="utf-8")
     return f"{'' if exercise.work.suffix == '.c' else 'def '}{name.split('.')[-1]}(" in skeleton
 

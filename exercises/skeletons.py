@@ -83,7 +83,7 @@ def read_record(directory: Path) -> tuple[int, dict[str, str]]:
 
 
 def own_files(directory: Path) -> set[str]:
-    """The files with the learner's work: those that differ from what `start` put there."""
+    """The files that the learner has changed or added since `start`."""
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"{directory} is a file; an engine is a directory")
     put = read_record(directory)[1]
@@ -100,7 +100,7 @@ def free_name(directory: Path) -> Path:
 
 
 def kept_files(directory: Path, own: set[str], milestone: Milestone) -> tuple[dict[str, bytes], list[str]]:
-    """(the learner's files that are carried over, those that are not because a function is not written yet).
+    """(the learner's files that are carried over, the ones left behind because a function is not written yet).
 
     A file is carried over if it is identical in this milestone's stage and the stage before, so nothing has to change.
     """

@@ -64,9 +64,9 @@ class InputProcessor:
         if len(priorities) != len(prompts):
             raise ValueError(f"got {len(prompts)} prompts but {len(priorities)} priorities; give one per prompt")
         requests, num_ahead = [], 0
-        for i, arguments in enumerate(zip(prompts, params, priorities, strict=True)):
+        for i, (prompt, p, value) in enumerate(zip(prompts, params, priorities, strict=True)):
             try:
-                requests.append(self.request(*arguments))
+                requests.append(self.request(prompt, p, priority=value))
             except ValueError as error:
                 raise ValueError(f"prompt {i}: {error}") from None
             requests[-1].num_ahead, num_ahead = num_ahead, num_ahead + len(requests[-1].group)

@@ -29,6 +29,6 @@ def uniform(seed: int, position: int, index: int = 0) -> float:
 
 
 def derive_seed(engine_seed: int, number: int) -> int:
-    """The seed of the engine's request `number`, if it has none of its own."""
+    """The seed of the engine's request `number`, for one that sets none."""
     a, b, _, _ = philox(engine_seed, number, stream=1)
     return a << 32 | b
