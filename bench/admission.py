@@ -57,10 +57,10 @@ def policies(base: type) -> dict[str, type]:
 
     return {
         "nobody": Strict,
-        "anybody who fits": Anybody,
+        "any that fits": Anybody,
         "the longest that fits (*best fit*)": BestFit,
         "the next 16": WithoutRoom,
-        "the next 16, with a free block for each that runs": base,
+        "the next 16, keeping a free block per running request": base,
     }
 
 

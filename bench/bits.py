@@ -37,7 +37,7 @@ class Variation:
 
 
 VARIATIONS = {
-    "in company": Variation({}),
+    "in a batch": Variation({}),
     "in another order": Variation({}, backwards=True),
     "one at a time": Variation({"max_num_seqs": 1}),
     "by one thread": Variation({}, together=False, threads=1),

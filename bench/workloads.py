@@ -109,7 +109,7 @@ def read_request(fields: object, encode: Callable[[str], list[int]]) -> tuple[li
         raise ValueError(f"max_tokens is a whole number of at least 1, got {max_tokens!r:.60}")
     if "prompt" in fields:
         if not isinstance(prompt, str):
-            raise ValueError(f"prompt is a text, got {prompt!r:.60}")
+            raise ValueError(f"prompt is a string, got {prompt!r:.60}")
         prompt = encode(prompt)
     elif not isinstance(prompt, list):
         raise ValueError(f"prompt_token_ids is a list, got {prompt!r:.60}")

@@ -294,7 +294,7 @@ def why_packed(size: int, least: float, plain: float, fast: float, packing: floa
 # --- Stage 6: the same bits -------------------------------------------------------------------------------------------
 
 CHANGES = (
-    "in company", "by one thread", "48 tokens a step", "found in the prefix cache", "preempted", "blocks of 32",
+    "in a batch", "by one thread", "48 tokens a step", "found in the prefix cache", "preempted", "blocks of 32",
 )  # fmt: skip
 
 

@@ -68,14 +68,14 @@ class Engine:
         batch = Batch.of(rows, self.block_manager, self.scheduler.num_free_seqs, drafts)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         score_prompts(logits, batch.scored)
-        news = []
+        updated = []
         while batch.rows:
             tokens = self.runner.sample(batch, batch.to_sample(logits))
-            news += self.commit(batch, tokens)
+            updated += self.commit(batch, tokens)
             batch = self.verify(batch)
-        for request, num_accepted in self.speculator.update(drafts, news).items():
+        for request, num_accepted in self.speculator.update(drafts, updated).items():
             self.stats.count_draft(len(drafts[request]), num_accepted)
-        return list(dict.fromkeys(news))
+        return list(dict.fromkeys(updated))
 
     def verify(self, batch: Batch) -> Batch:
         """The batch of requests whose guess was right. Their blocks that are now full go into the prefix cache."""

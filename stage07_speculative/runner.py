@@ -16,7 +16,7 @@ from .kernels.c_sampler import CSampler
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
 from .sampler import Token, sample_rows
-from .support.memory import give_back
+from .support.memory import trim_malloc
 from .support.openmp import WAITS_BRIEFLY
 from .support.options import check_fork, describe_device, pick_device, pick_dtype
 from .support.threads import ThreadLimit
@@ -55,7 +55,7 @@ class Runner:
         self.cache = KVCache(model_config.n_layer, self.num_blocks, *sizes, large_pages)
         if self.attention_backend == "c":
             self.model = pick_model(self.model, on)
-            give_back()  # what packing freed
+            trim_malloc()  # what packing freed
         self.sampler = CSampler() if self.attention_backend == "c" else None
         # If OpenMP's threads wait only briefly, the kernels can share their cores with other programs (kernels/team.h);
         # torch's own operations can't.

@@ -253,7 +253,7 @@ class LineReader:
             line.fields = values
             if is_request(values):
                 if not isinstance(values["custom_id"], str):
-                    raise ValueError(f"custom_id must be a text, got {values['custom_id']!r:.80}")
+                    raise ValueError(f"custom_id must be a string, got {values['custom_id']!r:.80}")
                 line.id, line.is_openai = values["custom_id"], True
                 check_request(values)
                 line.longest = longest_output(values, self.defaults.params.max_tokens)
@@ -264,7 +264,7 @@ class LineReader:
             values, more = self._by_usual_names(values)
             line.fields |= more
             if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
-                raise ValueError(f"id must be a text or a whole number, got {values['id']!r:.80}")
+                raise ValueError(f"id must be a string or a whole number, got {values['id']!r:.80}")
             line.id = values.get("id")
             self._read_job(line, values)
             line.longest = line.params.max_tokens
@@ -379,7 +379,7 @@ class LineReader:
             raise ValueError("give either prompt or prompt_token_ids")
         prompt = values["prompt"] if "prompt" in values else values["prompt_token_ids"]
         if not isinstance(prompt, str if "prompt" in values else list):
-            raise ValueError("prompt must be a text, prompt_token_ids a list of token ids")
+            raise ValueError("prompt must be a string, prompt_token_ids a list of token ids")
         if values.get("score") is True:
             line.prompts, line.is_scored = self._pairs(prompt, values), True
             line.params = self.stage.SCORING

@@ -112,7 +112,7 @@ class Words:
 
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
-            raise TypeError("texts only")
+            raise TypeError("strings only")
         return self.encode(text) if text else []
 
 

@@ -124,7 +124,7 @@ logit_bias, allowed_token_ids, bad_words = LogitBias, AllowedTokenIds, BadWords 
 def checked_words(words: Any) -> tuple[str, ...]:
     words = (words,) if isinstance(words, str) else words
     if not isinstance(words, Sequence) or not all(isinstance(word, str) and word.strip() for word in words):
-        raise ValueError(f"bad_words must be texts that are not blank, got {words!r:.80}")
+        raise ValueError(f"bad_words must be strings that are not blank, got {words!r:.80}")
     return tuple(words)
 
 

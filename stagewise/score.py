@@ -109,7 +109,7 @@ def score_line(result: Any, reference: Reference) -> dict:
     if "text" not in result:
         raise ValueError("it has no text; for a run with n > 1, choose one of the outputs first")
     if not isinstance(result["text"], str):
-        raise ValueError(f"text must be a text, got {result['text']!r:.80}")
+        raise ValueError(f"text must be a string, got {result['text']!r:.80}")
     if result.get("finish_reason") == "length":
         scores["truncated"] = 1
     if expected is not None:
@@ -131,7 +131,7 @@ def texts_of(field: str | None, expected: Any) -> list[str]:
         raise ValueError(f"field {field!r} is an object: name a field of it ({names})")
     expected = expected if isinstance(expected, list) else [expected]
     if not expected or not all(isinstance(one, str | int | float) for one in expected):
-        raise ValueError(f"field {field!r} must be a text, a number or a list of these, got {expected!r:.80}")
+        raise ValueError(f"field {field!r} must be a string, a number or a list of these, got {expected!r:.80}")
     return [one if isinstance(one, str) else json.dumps(one) for one in expected]
 
 

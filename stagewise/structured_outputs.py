@@ -127,7 +127,7 @@ class Form:
 
     def _checked_choice(self, value: Any) -> tuple[str, ...]:
         if isinstance(value, str) or not isinstance(value, Sequence) or not value:
-            raise ValueError(f"structured_outputs.choice must be a list of at least one text, got {value!r:.80}")
+            raise ValueError(f"structured_outputs.choice must be a list of at least one string, got {value!r:.80}")
         return tuple(checked_text("choice", text) for text in value)
 
     def _checked_json_object(self, value: Any) -> bool:

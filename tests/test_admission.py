@@ -413,7 +413,7 @@ def test_the_tokens_are_the_same(stage, policy, small_checkpoint):
 def test_the_committed_counts():
     """Counting again gives what chapter 5 says of two of the policies."""
     committed = json.loads((ROOT / "bench/results/admission.json").read_text())["counts"]["at once"]
-    for name in ("nobody", "the next 16, with a free block for each that runs"):
+    for name in ("nobody", "the next 16, keeping a free block per running request"):
         policy = policies(Scheduler)[name]
         counts = [count(policy, make_workload("mixed", seed=seed), 0) for seed in SEEDS]
         assert rounded({what: statistics.mean(one[what] for one in counts) for what in counts[0]}) == committed[name]

@@ -100,7 +100,7 @@ BAD_LINES = {
     '{"text": "x", "prompt": "a", "input_text": 1}': "'text' is a result field, and 'input_text' is taken too",
     '{"question": "a"}': "either prompt or prompt_token_ids",
     '{"prompt": "a", "prompt_token_ids": [1]}': "either prompt or prompt_token_ids",
-    '{"prompt": 5}': "prompt must be a text",
+    '{"prompt": 5}': "prompt must be a string",
     '{"prompt": "a", "prompt": "b"}': "the key 'prompt' appears twice",
     '{"prompt": "a", "sampling": {"top_k": 1, "top_k": 2}}': "the key 'top_k' appears twice",
     '{"prompt": null}': "either prompt or prompt_token_ids",
@@ -110,8 +110,8 @@ BAD_LINES = {
     '{"prompt": "a", "sampling": {"temperature": -1}}': "temperature must be",
     '{"prompt": "a", "sampling": {"best_of": 2}}': "sampling has no field 'best_of'",
     '{"prompt": "a", "sampling": [1]}': "sampling must be a JSON object",
-    '{"prompt": "a", "id": [1]}': "id must be a text or a whole number",
-    '{"prompt": "a", "id": 1.5}': "id must be a text or a whole number",
+    '{"prompt": "a", "id": [1]}': "id must be a string or a whole number",
+    '{"prompt": "a", "id": 1.5}': "id must be a string or a whole number",
     '{"prompt": "a", "id": "first"}': "an earlier line has the same id, 'first'",
     '{"prompt": "\\ud83d"}': "not valid Unicode",
 }
@@ -767,7 +767,7 @@ def test_openai_lines(tmp_path):
         assert errors.keys() == says.keys()
         assert all(words in errors[name] for name, words in says.items())
         assert {r["id"] for r in results} >= {"line-12", "line-13"}  # told from the first of that custom_id
-        assert [r["error"] for r in results if r["id"] == "line-13"] == ["line 13: custom_id must be a text, got 7"]
+        assert [r["error"] for r in results if r["id"] == "line-13"] == ["line 13: custom_id must be a string, got 7"]
 
 
 @pytest.mark.parametrize("template", [None, "{% if %}", b"\xff"])
@@ -971,8 +971,8 @@ SCORE_ERRORS = {
     '{"id": 1, "text": "a", "cumulative_logprob": "x", "token_ids": [1]}': "a finite number, got 'x'",
     '{"id": 1, "text": "a", "cumulative_logprob": NaN, "token_ids": [1]}': "a finite number, got nan",
     f'{{"id": 1, "text": "a", "cumulative_logprob": {"9" * 400}, "token_ids": [1]}}': "a finite number, got 999",
-    '{"id": 1, "text": 5}': "text must be a text, got 5",
-    '{"id": 1, "text": null}': "text must be a text, got None",
+    '{"id": 1, "text": 5}': "text must be a string, got 5",
+    '{"id": 1, "text": null}': "text must be a string, got None",
     '{"id": 1}': "it has no text",
     "[1]": "a result is a JSON object, got list",
     "null": "a result is a JSON object, got NoneType",

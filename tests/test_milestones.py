@@ -83,7 +83,7 @@ SEARCH_ALL = """        request = batch.request
         return [request]"""
 UNVERIFIED = """            guesses = [batch.drafts.get(request, [])[:1] for request in batch.ready]
             tokens = [(*guess, token[1]) if guess else token for guess, token in zip(guesses, tokens, strict=True)]
-            news += self.commit("""
+            updated += self.commit("""
 MISTAKES = [
     Mistake("erf GELU", 1, 1, "GPT-2's GELU is the tanh form", [("model.py", 'F.gelu(x, approximate="tanh")', "F.gelu(x)")]),
     Mistake("no causal mask", 1, 1, "the causal mask is missing", [("model.py", "visible = positions <= positions[:, None]", "visible = positions >= 0 * positions[:, None]")]),
@@ -120,7 +120,7 @@ MISTAKES = [
     Mistake("a hash is trusted", 5, 6, "must stand for its whole prefix", [("block_manager.py", "tuple(token_ids[start : start + self.block_size]))", "(sum(token_ids[start : start + self.block_size]),))")]),
     Mistake("what is taken can still be found", 5, 6, "evict a block's entry when the block is taken", [("block_manager.py", "            self._evict(block)\n", "")]),
     Mistake("shared blocks are written", 5, 6, "the first to write takes a copy", [("block_manager.py", " or self.ref_counts[blocks[-1]] > 1", "")]),
-    Mistake("guesses are committed unverified", 7, 7, "guess that differs is replaced", [("engine.py", "            news += self.commit(", UNVERIFIED)]),
+    Mistake("guesses are committed unverified", 7, 7, "guess that differs is replaced", [("engine.py", "            updated += self.commit(", UNVERIFIED)]),
     Mistake("the row behind a refused guess is read", 7, 7, "the rows after a refused guess saw a wrong token", [("batch.py", " and request.output_token_ids[-1] == draft[0]", "")]),
     Mistake("refused guesses count as computed", 7, 7, "likely:", [("speculator.py", "            if not request.finished:\n", "            request.num_computed_tokens += len(drafts[request]) - accepted[request]\n            if not request.finished:\n")]),
     Mistake("right guesses are computed again", 7, 7, "it counts as computed", [("batch.py", "Row(request, 1, ready=True)", "Row(request, 0, ready=True)")]),
@@ -273,9 +273,9 @@ OF_SPECULATION = [
     ("check_drafts", "speculator", "if row.ready and row.request", "if row.request", "C's row is not ready"),
     ("check_drafts", "speculator", "if row.ready and row.request.output_token_ids", "if row.ready", "B has no output yet"),
     ("check_drafts", "speculator", "self.block_manager.extend(request, len(draft))]", "self.block_manager.extend(request, len(draft)) + 4]", "is room"),
-    ("check_stepped", "engine", "return list(dict.fromkeys(news))", "return news", "each request once"),
-    ("check_stepped", "engine", "self.speculator.update(drafts, news).items()", "{}.items()", "frees the blocks of refused guesses"),
-    ("check_stepped", "engine", "self.speculator.update(drafts, news)", "self.speculator.update(drafts, list(dict.fromkeys(news)))", "each as many times as it got one"),
+    ("check_stepped", "engine", "return list(dict.fromkeys(updated))", "return updated", "each request once"),
+    ("check_stepped", "engine", "self.speculator.update(drafts, updated).items()", "{}.items()", "frees the blocks of refused guesses"),
+    ("check_stepped", "engine", "self.speculator.update(drafts, updated)", "self.speculator.update(drafts, list(dict.fromkeys(updated)))", "each as many times as it got one"),
     ("check_stepped", "speculator", "                self.block_manager.trim(request, request.num_computed_tokens)", "                pass", "frees the blocks of refused guesses"),
 ]  # fmt: skip
 

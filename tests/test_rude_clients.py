@@ -79,7 +79,7 @@ def post(port, **fields):
 # --- Limits of a request --------------------------------------------------------------------------------------------
 
 BEYOND = [
-    ({"stop": ["x"] * 65}, "stop", "stop has 65 texts; the limit is 64"),
+    ({"stop": ["x"] * 65}, "stop", "stop has 65 strings; the limit is 64"),
     ({"stop": "x" * 1025}, "stop", "stop has 1,025 characters in one; the limit is 1,024"),
     ({"stop": ["a", "x" * 1025]}, "stop", "stop has 1,025 characters in one; the limit is 1,024"),
     ({"stop_token_ids": list(range(1025))}, "stop_token_ids", "stop_token_ids has 1,025 token ids; the limit is 1,024"),

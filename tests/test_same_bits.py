@@ -81,7 +81,7 @@ class Memory:
             start, tokens = request.num_computed_tokens, (*request.token_ids, *draft)
             sequences += [tokens[: start + i + 1] for i in range(num_tokens + len(draft))]
             self.happened["pieces"] += not ready or 0 < start < len(request.prompt_token_ids)
-        self.happened["steps in company"] += len(batch.rows) > 1
+        self.happened["steps in a batch"] += len(batch.rows) > 1
         for row, where in zip(logits, batch.logits_indices.tolist(), strict=True):
             self.check(self.logits, sequences[where], row, "logits")
         blocks, rows = batch.slot_mapping // cache.block_size, batch.slot_mapping % cache.block_size
@@ -174,7 +174,7 @@ def check_random_schedules(stage, models, dtype, schedules):
             other = memory.watch(random_engine(stage, checkpoint, sizes, dtype, generator))
             run_at_random(other, requests, generator)
             alone.beam_search([requests[0][0][:9]], beam_width=3, max_tokens=3)
-    for what in ("preemptions", "hits", "pieces", "steps in company", *(["guesses"] if stage.number >= 7 else [])):
+    for what in ("preemptions", "hits", "pieces", "steps in a batch", *(["guesses"] if stage.number >= 7 else [])):
         assert memory.happened[what] >= schedules / 3, (what, memory.happened)
     for what in ("logits compared", "keys and values compared"):
         assert memory.happened[what] >= 30 * schedules, (what, memory.happened)
@@ -222,7 +222,7 @@ def test_gpt2s_width(stage, dtype, wide_checkpoint):
 @pytest.mark.covers("kernels/product.c", "kernels/linear.c")
 @pytest.mark.parametrize("instructions", OTHERS[:1], indirect=True)
 def test_what_the_sampler_makes_of_them(stage, models, instructions):
-    """Log-probabilities are the same to the last digit, too, alone and in company."""
+    """Log-probabilities are the same to the last digit, too, alone and in a batch."""
     checkpoint, sizes = models[0]
     prompts = random_prompts(sizes["vocab_size"], [1, 9, 3, 8])
     params = stage.SamplingParams(seed=3, max_tokens=5, logprobs=4, prompt_logprobs=2, ignore_eos=True)
@@ -246,6 +246,6 @@ def test_the_table(tmp_path, capsys):
     assert bits.main(arguments) == 0
     three, six = json.loads(file.read_text())["columns"].values()
     assert all((row["compared"], row["different"], row["lost"]) == (24, 0, 0) for row in six.values())
-    assert three["in company"]["different"] > 0
+    assert three["in a batch"]["different"] > 0
     assert three["preempted"] is None
     assert "| preempted | – | 0 of 24 |" in capsys.readouterr().out

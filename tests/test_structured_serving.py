@@ -371,7 +371,7 @@ def test_a_flag_and_lines(tmp_path):
     assert by_id["line-2"]["text"] in ("fox", "bear")
     assert "unclosed group" in by_id["line-3"]["error"]
     jsonschema.validate(json.loads(by_id["a"]["response"]["body"]["choices"][0]["text"]), PERSON)
-    assert "at least one text" in by_id["b"]["error"]["message"]
+    assert "at least one string" in by_id["b"]["error"]["message"]
     status, _, errors = stage.main("--prompts", "Once", "--structured-outputs", "[1]")
     assert (status, "--structured-outputs" in errors) == (2, True)
     status, _, errors = stage.main("--prompts", "Once", "--structured-outputs", '{"regex": "(a"}')

@@ -23,7 +23,7 @@ def limit(request, monkeypatch, any_threads):
     torch.set_num_threads(4)
     past = [100.0, 0.0, 0.0]
     threads = request.param.part("threads")
-    monkeypatch.setattr(threads.ThreadLimit, "_look", staticmethod(lambda: tuple(past)))
+    monkeypatch.setattr(threads.ThreadLimit, "_measure", staticmethod(lambda: tuple(past)))
     monkeypatch.setattr(threads.time, "monotonic", lambda: past[0])
     limit = threads.ThreadLimit()
 
@@ -84,7 +84,7 @@ def test_after_an_exit_that_was_interrupted_the_number_comes_back(limit):
 
 @about_limits
 def test_a_look_counts_the_cores_we_may_use():
-    look = LIMITED[0].part("threads").ThreadLimit._look
+    look = LIMITED[0].part("threads").ThreadLimit._measure
     first, second = look(), look()
     assert all(new >= old for new, old in zip(second, first, strict=True))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -100,9 +100,9 @@ def test_which_cores_a_look_counts(stage, monkeypatch):
     monkeypatch.setattr(threads.psutil, "cpu_times", lambda percpu: cores)
     for ours, idle in (({0, 2}, 5.5), ({0, 1, 2}, 7.5), ({0, 5}, 7.5)):  # the last: the system does not tell of one
         monkeypatch.setattr(os, "sched_getaffinity", {0: ours}.__getitem__, raising=False)
-        assert threads.ThreadLimit._look()[1] == idle
+        assert threads.ThreadLimit._measure()[1] == idle
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert threads.ThreadLimit._look()[1] == 7.5
+    assert threads.ThreadLimit._measure()[1] == 7.5
 
 
 WAITING = """

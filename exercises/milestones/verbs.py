@@ -1050,9 +1050,9 @@ def check_stepped(lab: Lab) -> None:
     engine, right = stepper.engine, lab.expected([prompt], {"temperature": 0, "max_tokens": 8})[0].token_ids
     heard, update = [], engine.speculator.update
 
-    def listen(drafts: Any, news: Any) -> Any:
-        heard.append(len(news))
-        return update(drafts, news)
+    def listen(drafts: Any, updated: Any) -> Any:
+        heard.append(len(updated))
+        return update(drafts, updated)
 
     engine.speculator.update = listen
     case = "a prompt of 10 tokens, blocks of 4, greedy"
@@ -1066,7 +1066,7 @@ def check_stepped(lab: Lab) -> None:
         blocks = len(engine.block_manager.block_table(one))
         likely = "the first guess that differs is replaced by the token that the model chooses there"
         expect(f"{case}, four guesses, all wrong: the tokens", list(one.output_token_ids), right[:2], likely=likely)
-        likely = "after the step, `self.speculator.update(drafts, news)` frees the blocks of refused guesses"
+        likely = "after the step, `self.speculator.update(drafts, updated)` frees the blocks of refused guesses"
         expect(f"{case}, four guesses, all wrong: blocks after the step, for 12 tokens", blocks, 3, likely=likely)
         engine.speculator.drafter, heard[:] = Fixed(*right[2:4], (right[4] + 1) % END), []
         updated = engine.step()
@@ -1076,7 +1076,7 @@ def check_stepped(lab: Lab) -> None:
     said = {"`step` returns each request once, however many tokens it got": ["A"] * 3}
     expect(f"{case}: what step returns", names, ["A"], said)
     likely = "`update` gets all requests that got a token, each as many times as it got one"
-    expect(f"{case}: requests in the `news` of `update`", heard, [3], {likely: [1]})
+    expect(f"{case}: requests that `update` gets", heard, [3], {likely: [1]})
 
 
 # --- 8. Int8 ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def parse_prompt(prompt: Any) -> tuple[Any, Any]:
     if not given or given.keys() - {"prompt", "prompt_token_ids"}:
         raise ValueError(f"a prompt as a dict has prompt or prompt_token_ids, got {prompt!r:.80}")
     if not isinstance(given.get("prompt", ""), str) or not isinstance(given.get("prompt_token_ids", []), list | tuple):
-        raise ValueError("prompt must be a text, prompt_token_ids a list of token ids")
+        raise ValueError("prompt must be a string, prompt_token_ids a list of token ids")
     encoded = given.get("prompt_token_ids", given.get("prompt"))
     return encoded, given.get("prompt", encoded)
 
@@ -107,7 +107,7 @@ class InputProcessor:
         if not isinstance(prompt, list | tuple) or any(
             not isinstance(t, Integral) or isinstance(t, bool) for t in prompt
         ):
-            raise ValueError(f"a prompt is a text or a list of token ids, got {prompt!r:.80}")
+            raise ValueError(f"a prompt is a string or a list of token ids, got {prompt!r:.80}")
         if not prompt:
             raise ValueError("an empty list of token ids; to start from nothing, give the empty text ''")
         return [int(t) for t in prompt]

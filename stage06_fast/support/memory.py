@@ -60,7 +60,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return whole[begin : begin + num_bytes].view(dtype).view(shape)
 
 
-def give_back() -> None:
+def trim_malloc() -> None:
     """Have the C library return freed memory to the system. glibc keeps what lies between pieces still in use, so a
     model that is packed and freed matrix by matrix would be in memory twice."""
     if sys.platform == "linux":
@@ -79,7 +79,7 @@ class Arena:
         """Memory, uint8 [num_bytes], that begins at a multiple of 64, a cache line."""
         if not self.chunks or self.used + num_bytes > len(self.chunks[-1]):
             if self.chunks:  # the tensors that were copied into the last chunk have been freed
-                give_back()
+                trim_malloc()
             self.chunks.append(empty((max(CHUNK, num_bytes),), torch.uint8))
             self.used = 0
         place = self.chunks[-1][self.used : self.used + num_bytes]

@@ -26,14 +26,14 @@ class ThreadLimit:
     def __init__(self):
         self._most = self._limit = torch.get_num_threads()
         self.free = float(self._most)  # cores, at the last measurement
-        self._looked = self._look()
+        self._measured = self._measure()
 
     def __enter__(self) -> None:
         if (found := torch.get_num_threads()) != self._limit:  # equal after an interrupted exit: our own
             self._most = found
-        if time.monotonic() - self._looked[0] >= INTERVAL:
-            before, self._looked = self._looked, self._look()
-            seconds, idle, own = (new - old for new, old in zip(self._looked, before, strict=True))
+        if time.monotonic() - self._measured[0] >= INTERVAL:
+            before, self._measured = self._measured, self._measure()
+            seconds, idle, own = (new - old for new, old in zip(self._measured, before, strict=True))
             self.free = (idle + own) / seconds  # unused cores, and our own
         self._limit = max(1, min(self._most, round(self.free)))
         if self._limit != found:
@@ -44,7 +44,7 @@ class ThreadLimit:
             torch.set_num_threads(self._most)
 
     @staticmethod
-    def _look() -> tuple[float, float, float]:
+    def _measure() -> tuple[float, float, float]:
         """The time, and how many seconds the cores that we may use have been idle and have worked for us so far."""
         cores = dict(enumerate(psutil.cpu_times(percpu=True)))
         if hasattr(os, "sched_getaffinity") and os.sched_getaffinity(0) <= cores.keys():

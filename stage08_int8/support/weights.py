@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from .memory import free_memory, give_back
+from .memory import free_memory, trim_malloc
 from .tokenizer import Tokenizer
 from .vocabulary import SETTINGS, SPARE, check_values, convert_hint, read_json
 
@@ -105,7 +105,7 @@ class Checkpoint:
             if take is not None and take(name, tensor):
                 check_finite(self.directory, name, tensor)
                 if tensor.nbytes >= 1 << 22:  # each call takes milliseconds
-                    give_back()
+                    trim_malloc()
                 continue
             # A copy, or the whole file would stay mapped into memory, and a change to it would change the model.
             values = loaded[name] = tensor.to(device, dtype, copy=True, memory_format=torch.contiguous_format)

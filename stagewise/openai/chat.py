@@ -36,7 +36,7 @@ IDLE_IN_MESSAGES: Others = {
 MESSAGE = {
     "role": TEXT,
     "name": TEXT,
-    "content": Field((str, list), "a text, or a list of parts of type text"),
+    "content": Field((str, list), "a string, or a list of parts of type text"),
 }
 CALLS = {"tool_calls": Field(list, "a list of calls"), "tool_call_id": TEXT}
 
@@ -283,7 +283,7 @@ def read_call(call: Any, where: str) -> dict:
     """A call of an earlier answer, with its arguments as an object, as templates expect them."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not all(isinstance(function.get(key), str) for key in ("name", "arguments")):
-        message = f'{where} must have a function with "name" and "arguments" as texts, got {call!r:.80}'
+        message = f'{where} must have a function with "name" and "arguments" as strings, got {call!r:.80}'
         raise bad_request(message, param=where)
     try:
         arguments = json.loads(function["arguments"] or "{}")  # for functions without arguments some models give ""

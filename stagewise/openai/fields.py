@@ -66,7 +66,7 @@ def flag(default: bool = False) -> Field:
 
 
 MAX_TOKENS = 2**31 - 1  # the context ends an output long before
-ANY, TEXT, OBJECT, WHOLE = Field(), Field(str, "a text"), Field(dict, "an object"), Field(int, "a whole number")
+ANY, TEXT, OBJECT, WHOLE = Field(), Field(str, "a string"), Field(dict, "an object"), Field(int, "a whole number")
 SAMPLING = (
     *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "max_tokens"),
     *("logit_bias", "top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),
@@ -114,14 +114,14 @@ OLD_TOOLS = "use `tools` and `tool_choice` instead"
 ONLY_TEXT = "this model reads and writes only text"
 IDLE: Others = {
     # The caller's notes, and hints for machines that don't exist here: they have no effect.
-    "user": (str, "it must be a text"),
-    "safety_identifier": (str, "it must be a text"),
-    "prompt_cache_key": (str, "it must be a text"),
-    "prompt_cache_retention": (str, "it must be a text"),
+    "user": (str, "it must be a string"),
+    "safety_identifier": (str, "it must be a string"),
+    "prompt_cache_key": (str, "it must be a string"),
+    "prompt_cache_retention": (str, "it must be a string"),
     "metadata": (dict, "it must be an object"),
-    "guided_decoding_backend": (str, "it must be a text"),  # vLLM's; any library may compile a form
+    "guided_decoding_backend": (str, "it must be a string"),  # vLLM's; any library may compile a form
     "cache_control": (dict, "it must be an object"),
-    "reasoning_effort": (str, "it must be a text"),  # of models that reason
+    "reasoning_effort": (str, "it must be a string"),  # of models that reason
     "store": ((False,), "answers are not stored here"),
     "service_tier": (("auto", "default"), "this server has one tier"),
     # What this model can't do.
@@ -129,7 +129,7 @@ IDLE: Others = {
     "modalities": ((["text"],), ONLY_TEXT),
     "audio": ((), ONLY_TEXT),
     "mm_processor_kwargs": (({},), ONLY_TEXT),
-    "prompt_embeds": ((), "a prompt is a text, or token ids"),
+    "prompt_embeds": ((), "a prompt is a string, or token ids"),
     "prediction": ((), "predictions are not used"),
     "web_search_options": ((), "this model searches nothing"),
     "include_reasoning": (bool, "it must be true or false"),

@@ -208,13 +208,13 @@ def split_prompts(prompt: Any) -> list[str | list[int]]:
         if all(isinstance(item, list) and all(type(token) is int for token in item) for item in prompt):
             return prompt
     raise bad_request(
-        f"prompt must be a text, a list of texts, a list of token ids, or a list of such lists, got {prompt!r:.80}",
+        f"prompt must be a string, a list of strings, a list of token ids, or a list of such lists, got {prompt!r:.80}",
         param="prompt",
     )
 
 
 def check_lengths(fields: Fields, limits: Limits) -> None:
-    """Raise APIError for a field with more texts, characters or tokens than the limits allow."""
+    """Raise APIError for a field with more strings, characters or tokens than the limits allow."""
     columns = [("request_id", len(fields["request_id"] or ""), MAX_ID_CHARACTERS, "characters")]
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         given = fields[name]
@@ -224,7 +224,7 @@ def check_lengths(fields: Fields, limits: Limits) -> None:
         given = fields[name]
         texts = [given] if isinstance(given, str) else given if isinstance(given, list) else []
         longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
-        columns.append((name, len(texts), limits.max_stop_texts, "texts"))
+        columns.append((name, len(texts), limits.max_stop_texts, "strings"))
         columns.append((name, longest, limits.max_stop_characters, "characters in one"))
     for name, number, most, what in columns:
         if number > most:
