@@ -158,24 +158,38 @@ def test_who_leaves_takes_its_requests_along(serving, small_checkpoint):
     """They are not computed to their ends, in the engine's thread, while others wait."""
     llm = small_engine(serving, small_checkpoint)
     owner = llm.beams if serving.number >= 5 else llm.engine
-    params, num_steps = serving.SamplingParams(max_tokens=30, ignore_eos=True), []
+    params, steps, leaves_at = serving.SamplingParams(max_tokens=30, ignore_eos=True), itertools.count(1), {}
 
-    def slow(step):
-        def slow_step():
-            num_steps.append(time.sleep(0.02))
+    def waiting(step):
+        def counted():
+            if leave := leaves_at.get(next(steps)):
+                leave()
+                wait_until(lambda: not llm.loop.commands.empty())
             return step()
 
-        return slow_step
+        return counted
 
-    llm.engine.step, owner.step = slow(llm.engine.step), slow(owner.step)
+    def interrupt():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    llm.engine.step = waiting(llm.engine.step)
+    if owner is not llm.engine:
+        owner.step = waiting(owner.step)
+    leaves_at[20] = lambda: None  # the test does, after its first event
     events = llm.stream([[1, 2], [3]], params)
     next(events)
     events.close()
-    assert ctrl_c(lambda: llm.generate([[1, 2], [3]], params), 0.1)
-    if serving.number >= 5:
-        assert ctrl_c(lambda: llm.beam_search([[1, 2]] * 9, beam_width=2, max_tokens=15), 0.1)
     at_rest(llm)
-    assert 0 < len(num_steps) < 30
+    assert next(steps) < 30
+    calls = [lambda: llm.generate([[1, 2], [3]], params)]
+    if serving.number >= 5:
+        calls.append(lambda: llm.beam_search([[1, 2]] * 9, beam_width=2, max_tokens=15))
+    for call in calls:
+        leaves_at[num_before := next(steps) + 5] = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        at_rest(llm)
+        assert next(steps) < num_before + 10
     assert llm.stats.num_truncated == 0  # none has reached its end
 
 
@@ -186,11 +200,13 @@ def test_ctrl_c_while_a_model_loads(serving, small_checkpoint, monkeypatch):
 
     def slow(config):
         threads.append(threading.current_thread())
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         assert go_on.wait(300)
         return Engine(config)
 
     monkeypatch.setattr(module, "Engine", slow)
-    assert ctrl_c(lambda: serving.LLM(small_checkpoint, device="cpu"), 0.05)
+    with pytest.raises(KeyboardInterrupt):
+        serving.LLM(small_checkpoint, device="cpu")
     go_on.set()
     threads[0].join(300)
     assert not threads[0].is_alive()

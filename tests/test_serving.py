@@ -394,7 +394,10 @@ def test_echo_and_logprobs_as_lm_eval_reads_them(small):
         complete(small, **{**body, "max_tokens": 0})["choices"][0]["logprobs"]["tokens"]
         == (choices[0]["logprobs"]["tokens"][:-1])
     )
-    assert join(stream(small, **body), 2) == choices
+    for streamed, choice in zip(join(stream(small, **body), 2), choices, strict=True):
+        got, whole = streamed.pop("logprobs"), choice.pop("logprobs")
+        assert (streamed, got["tokens"], got["text_offset"]) == (choice, whole["tokens"], whole["text_offset"])
+        assert got["token_logprobs"][1:] == pytest.approx(whole["token_logprobs"][1:], abs=1e-4)
 
 
 def test_echo_is_the_prompt_and_offsets_point_into_the_text(tales):
@@ -1111,7 +1114,8 @@ def test_metrics_add_up_to_the_requests(stage, small_checkpoint):
         assert metrics["request_time_per_output_token_seconds_count", None] == 5
         computed = metrics.get(("request_prefill_kv_computed_tokens_sum", None), 79)
         assert metrics["iteration_tokens_total_sum", None] == computed + 18
-        assert metrics["iteration_tokens_total_count", None] == 2 + 5 + 3 + 1
+        # Two prompts may begin in different steps.
+        assert 2 + 5 + 3 + 1 <= metrics["iteration_tokens_total_count", None] <= 2 * 2 + 2 * 5 + 3 + 1
         if stage >= 5:
             cached = sum(usage["usage"]["prompt_tokens_details"]["cached_tokens"] for usage in usages)
             assert metrics["prefix_cache_queries_total", None] == 79
