@@ -158,38 +158,36 @@ def test_who_leaves_takes_its_requests_along(serving, small_checkpoint):
     """They are not computed to their ends, in the engine's thread, while others wait."""
     llm = small_engine(serving, small_checkpoint)
     owner = llm.beams if serving.number >= 5 else llm.engine
-    params, steps, leaves_at = serving.SamplingParams(max_tokens=30, ignore_eos=True), itertools.count(1), {}
+    params, steps, interrupt_at = serving.SamplingParams(max_tokens=30, ignore_eos=True), itertools.count(1), set()
 
     def waiting(step):
         def counted():
-            if leave := leaves_at.get(next(steps)):
-                leave()
-                wait_until(lambda: not llm.loop.commands.empty())
+            if next(steps) in interrupt_at:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            # For whoever leaves, but not forever: Python notices a signal that comes just before a wait only after it.
+            deadline = time.monotonic() + 0.2
+            while llm.loop.commands.empty() and time.monotonic() < deadline:
+                time.sleep(0.002)
             return step()
 
         return counted
 
-    def interrupt():
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
     llm.engine.step = waiting(llm.engine.step)
     if owner is not llm.engine:
         owner.step = waiting(owner.step)
-    leaves_at[20] = lambda: None  # the test does, after its first event
     events = llm.stream([[1, 2], [3]], params)
     next(events)
     events.close()
     at_rest(llm)
-    assert next(steps) < 30
     calls = [lambda: llm.generate([[1, 2], [3]], params)]
     if serving.number >= 5:
         calls.append(lambda: llm.beam_search([[1, 2]] * 9, beam_width=2, max_tokens=15))
     for call in calls:
-        leaves_at[num_before := next(steps) + 5] = interrupt
+        interrupt_at.add(number := next(steps) + 3)
         with pytest.raises(KeyboardInterrupt):
             call()
         at_rest(llm)
-        assert next(steps) < num_before + 10
+        assert next(steps) < number + 12
     assert llm.stats.num_truncated == 0  # none has reached its end
 
 
@@ -201,7 +199,7 @@ def test_ctrl_c_while_a_model_loads(serving, small_checkpoint, monkeypatch):
     def slow(config):
         threads.append(threading.current_thread())
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        assert go_on.wait(300)
+        go_on.wait(5)  # not forever, either
         return Engine(config)
 
     monkeypatch.setattr(module, "Engine", slow)

@@ -398,6 +398,9 @@ def test_echo_and_logprobs_as_lm_eval_reads_them(small):
         got, whole = streamed.pop("logprobs"), choice.pop("logprobs")
         assert (streamed, got["tokens"], got["text_offset"]) == (choice, whole["tokens"], whole["text_offset"])
         assert got["token_logprobs"][1:] == pytest.approx(whole["token_logprobs"][1:], abs=1e-4)
+        assert [top and top.keys() for top in got["top_logprobs"]] == [
+            top and top.keys() for top in whole["top_logprobs"]
+        ]
 
 
 def test_echo_is_the_prompt_and_offsets_point_into_the_text(tales):
