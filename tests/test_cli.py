@@ -231,13 +231,6 @@ def test_more_memory_than_there_is(stage, value):
             assert re.search(r"the KV cache would take [\d,]+ bytes of memory, but only [\d,]+ are free", stderr)
 
 
-@in_a_process
-def test_bad_input_in_a_process(stage):
-    status, stdout, stderr = stage.run("--prompts", "a", "--temperature", "-1")
-    assert (status, stdout) == (2, "")
-    assert stderr == f"python -m {stage.command}: error: temperature must be a number from 0 to 100000.0, got -1.0\n"
-
-
 def test_prompts_file_that_is_no_text(stage, tmp_path):
     (tmp_path / "prompts.txt").write_bytes(b"fine\n\xff\xfe")
     status, _, stderr = stage.main("--prompts-file", tmp_path / "prompts.txt")

@@ -49,8 +49,8 @@ def test_every_command_has_its_own_help(run_here, name):
     assert stdout.startswith(f"usage: python -m stagewise {name} ")
 
 
-def test_run_takes_the_stage():
-    status, stdout, stderr = run(
+def test_run_takes_the_stage(run_here):
+    status, stdout, stderr = run_here(
         "run", "--stage", 1, "--prompts", "A fox", "--max-tokens", 3, "--temperature", 0, "--stats"
     )
     assert (status, stdout) == (0, "A fox and a puppy\n")

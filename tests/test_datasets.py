@@ -20,7 +20,7 @@ import pytest
 from stagewise import batch_file, push, score
 from stagewise.dataset import read_dataset
 from stagewise.sampling import Sampling
-from tests.adapter import BATCHED, ROOT, STAGES, fetch_from
+from tests.adapter import ROOT, STAGES, fetch_from
 from tests.hub import Hub, hub_with
 from tests.test_batch_file import QUICK, by_id, read_results, write_input
 
@@ -348,10 +348,7 @@ def test_a_dataset_of_the_hub(batched_stage, hub, tmp_path, monkeypatch):
     names = ["hf://datasets/USER/tales/in.jsonl", "hf://datasets/USER/tales/p.parquet"]
     command = ["--input", *names, "--output", tmp_path / "out", *QUICK]
     fetch_from(monkeypatch, f"http://127.0.0.1:{hub.server_port}", tmp_path)
-    if batched_stage is BATCHED[0]:  # one in a separate process, which reads its environment
-        status, _, stderr = batched_stage.run(*command, **surroundings(hub, tmp_path))
-    else:
-        status, _, stderr = batched_stage.main(*command)
+    status, _, stderr = batched_stage.main(*command)
     assert status == 0, stderr
     assert len(read_results(tmp_path / "out" / "in.jsonl")) == len(lines)
     assert [result["id"] for result in read_results(tmp_path / "out" / "p.jsonl")] == ["p"]
@@ -400,18 +397,15 @@ def test_push(hub, tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_scores_of_the_hub(hub, tmp_path):
+def test_scores_of_the_hub(hub, tmp_path, monkeypatch, capsys):
     """The same scores as for the file on disk. If a dataset has only one result file, it need not be named."""
     results = [{"id": i, "text": text, "answer": "a fox"} for i, text in enumerate(["A fox", "a cat", "fox"])]
     (tmp_path / "out.jsonl").write_text("".join(json.dumps(result) + "\n" for result in results))
     hub.files |= {"README.md": b"", "out.jsonl": (tmp_path / "out.jsonl").read_bytes(), "out.jsonl.run.json": b"{}"}
-    environment = {**os.environ, **surroundings(hub, tmp_path)}
 
     def scored(name):
-        command = [sys.executable, "-m", "stagewise", "score", str(name), "--reference", "answer"]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout, done.stderr
+        fetch_from(monkeypatch, f"http://127.0.0.1:{hub.server_port}", tmp_path)
+        return score.main([str(name), "--reference", "answer"]), *capsys.readouterr()
 
     expected = scored(tmp_path / "out.jsonl")
     assert expected[0] == 0

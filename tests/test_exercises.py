@@ -37,6 +37,7 @@ SLOW = {  # these compute for seconds; quicker ones of their kind are in `make t
     "4.4 an abort that searches",
     "4.4 an abort that searches by hashes",
     "4.4 pops that look at everybody",
+    "4.4 searches a sorted list",
     "5.6 a list of free blocks",
 }
 
@@ -152,7 +153,9 @@ def compiled_quickly(monkeypatch):
 def test_another_right_answer_passes(edit, tmp_path, monkeypatch):
     monkeypatch.setattr(examples, "SHARE", 0.2)
     exercise, _, old, new = edit
-    result = grade(exercise, edited(exercise, old, new, tmp_path), whole=False)
+    path = edited(exercise, old, new, tmp_path)
+    here = path.suffix != ".c" and os.name != "nt"
+    result = graded_here(exercise, path) if here else grade(exercise, path, whole=False)
     assert (result.state, result.message) == ("passed", "")
 
 
@@ -766,17 +769,18 @@ def test_milestones_the_capstone_and_predictions_have_columns(tmp_path, capfd):
 
 def test_an_engine_or_a_capstone_that_does_not_end_is_ended(tmp_path, capfd):
     """And one that can't be imported is named."""
-    for name, text in (("anna", "import time\ntime.sleep(10_000)\n"), ("ben", "import nothing_that_is_there\n")):
+    told, sleeps = tmp_path / "told", "import time\ntime.sleep(10_000)\n"
+    for name, text, patience, words in (
+        ("anna", sleeps, "0.5", "still running after 0.5 seconds"),
+        ("ben", "import nothing_that_is_there\n", "60", "nothing_that_is_there"),
+    ):
         skeletons.start(1, tmp_path / name / "mine")
         for path in (tmp_path / name / "mine" / "__init__.py", tmp_path / name / "llama.py"):
             path.write_text(text)
-    folders, told = [str(tmp_path / name) for name in ("anna", "ben")], tmp_path / "told"
-    only = ["--only", "milestone-1", "capstone", "--patience", "4"]
-    assert cli.main(["grade", *folders, *only, "--messages", str(told)]) == 0
-    assert capfd.readouterr().out.count("| failing | failing |") == 1  # anna's milestone has a number of checks
-    anna, ben = (next(told.glob(f"*{name}.md")).read_text() for name in ("anna", "ben"))
-    assert anna.count("still running after 4 seconds") == 2
-    assert ben.count("nothing_that_is_there") == 2
+        only = ["--only", "milestone-1", "capstone", "--patience", patience]
+        assert cli.main(["grade", str(tmp_path / name), *only, "--messages", str(told)]) == 0
+        assert capfd.readouterr().out.count("| failing") == 2
+        assert next(told.glob(f"*{name}.md")).read_text().count(words) == 2
 
 
 def test_no_solution_is_where_a_class_is_graded(tmp_path, capfd):

@@ -358,15 +358,15 @@ def few_products(tmp_path_factory):
 def test_options_that_are_not_about_numbers(stage, few_products, dtype, instructions):
     """Which instructions multiply follows from the CPU and the dtype: not from how many requests run at once, say."""
     checkpoint = few_products
-    prompts, memory, kinds = random_prompts(211, [1, 9, 3, 8, 34]), Memory(), set()
-    params = stage.SamplingParams(seed=3, max_tokens=4, ignore_eos=True)
+    prompts, memory, kinds = random_prompts(211, [1, 5, 3, 8, 18]), Memory(), set()
+    params = stage.SamplingParams(seed=3, max_tokens=3, ignore_eos=True)
     options = [*(dict(max_num_seqs=count) for count in (1, 2, 3, 8)), dict(max_num_batched_tokens=7)]
     options += [dict(num_blocks=20, block_size=4), dict(enable_prefix_caching=False)]
     for more in options:
         llm = memory.watch(stage.LLM(str(checkpoint), device="cpu", dtype=dtype, **more))
         llm.generate(prompts, params)
         kinds.add(llm.engine.runner.model.kind)
-    assert memory.happened["logits compared"] >= 20 * (len(options) - 1)
+    assert memory.happened["logits compared"] >= 15 * (len(options) - 1)
     assert len(kinds) == 1
     if instructions == "AMX":
         assert kinds == {"tiles_bfloat16" if dtype == "bfloat16" else "tiles_split"}

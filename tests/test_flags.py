@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from bench import plots, report
+from bench import report
 from exercises import __main__ as exercises
 from stagewise import convert, push, score
 from stagewise.__main__ import run as run_command
@@ -187,7 +187,6 @@ def test_a_path_that_is_wrong_is_a_sentence(tmp_path, capsys):
         (run, ["score"], []),
         (run, ["push"], ["--folder", none]),
         (report.main, [], []),
-        (plots.main, ["kv"], ["--output", tmp_path / "a.png"]),
     ]
     writes = [
         (run, ["run", "a", "--trace"]),

@@ -1,20 +1,16 @@
 """From stage 4 on: `--interactive` ends when its input does, however it ends. (What it shows: test_terminal.py.)"""
 
+import io
 import os
-import subprocess
 import sys
 import types
 
 import pytest
 
-from tests.adapter import ROOT, STAGES
+from tests.adapter import STAGES
 
 about_streams = pytest.mark.covers("llm.py", "engine_loop.py")
 QUICK = ["--interactive", "--temperature", "0", "--max-tokens", "3", "--quiet"]
-
-
-# What takes a process of its own is tested on one stage: what reads the prompts is the same for all.
-in_a_process = pytest.mark.parametrize("stage", [STAGES[-1]], ids=str)
 
 
 @pytest.fixture(params=[stage for stage in STAGES if stage.number >= 4], ids=str)
@@ -32,15 +28,16 @@ def test_closed_stdin(stage, monkeypatch):
     assert stderr.count("\n") == 1
 
 
-@in_a_process
+@about_streams
 @pytest.mark.skipif(os.name != "posix", reason="a file that can only be written is POSIX")
-def test_unreadable_stdin(stage, tmp_path):
-    command = [sys.executable, "-m", stage.command, *QUICK]
-    with (tmp_path / "file").open("wb") as file:
-        result = subprocess.run(command, cwd=ROOT, stdin=file, capture_output=True, text=True, timeout=600, check=False)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "error: stdin can't be read: " in result.stderr.split("\n")[-2]
-    assert "Traceback" not in result.stderr
+def test_unreadable_stdin(stage, tmp_path, monkeypatch):
+    only_written = os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)
+    with os.fdopen(only_written, "rb") as file:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file))
+        status, stdout, stderr = stage.main(*QUICK)
+    assert (status, stdout) == (2, "")
+    assert "error: stdin can't be read: " in stderr.split("\n")[-2]
+    assert "Traceback" not in stderr
 
 
 @about_streams

@@ -2,6 +2,8 @@
 and a skeleton is its stage without the idea."""
 
 import ast
+import copy
+import functools
 import shutil
 import sys
 import textwrap
@@ -30,6 +32,25 @@ def same_name():
     yield
     for name in [name for name in sys.modules if name.startswith("own_engine_")]:
         del sys.modules[name]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_reference(tmp_path_factory):
+    """All labs share their models and stage 1's results, each of which is computed once."""
+    reference, known = Lab(OwnEngine(ROOT / STAGES[0].directory), tmp_path_factory.mktemp("models")), {}
+
+    def expected(lab, *case):
+        if repr(case) not in known:
+            known[repr(case)] = of_stage_1(reference, *case)
+        return copy.deepcopy(known[repr(case)])  # a check may change what it gets
+
+    with pytest.MonkeyPatch.context() as patch:
+        of_stage_1 = Lab.expected
+        for name in ("model", "tokenizer", "first", "network"):
+            patch.setattr(reference, name, functools.partial(getattr(Lab, name), reference))
+            patch.setattr(Lab, name, staticmethod(getattr(reference, name)))
+        patch.setattr(Lab, "expected", expected)
+        yield
 
 
 def told(directory: Path, numbers: list[int]) -> list[tuple]:

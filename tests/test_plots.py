@@ -130,20 +130,6 @@ def test_the_others_draw(traces, tmp_path):
         assert picture._repr_png_().startswith(b"\x89PNG")
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    trace = tmp_path_factory.mktemp("traces") / "five.jsonl"
-    arguments = ("--prompts", "A fox", "A small bear", "--max-tokens", "6", "--ignore-eos", "--quiet")
-    assert STAGES[4].main(*arguments, "--trace", trace)[0] == 0
-    return trace
-
-
-@pytest.mark.parametrize("kind", plots.KINDS)
-def test_command_line_draws_files_of_trace(tmp_path, trace, kind):
-    assert plots.main([kind, str(trace), "--output", str(tmp_path / "x.png")]) == 0
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_servers_under_load():
     """Every server's median and 99th percentile of both waits, at the throughput that it reached."""
     runs = [
@@ -163,20 +149,6 @@ def test_servers_under_load():
     assert drawn[0]["stage 6, p99"] == [[10, 2], [20, 2]]
     assert drawn[1]["vLLM, p50"] == [[10, 3], [20, 3]]
     assert [len(lines) for lines in drawn] == [4, 4]
-
-
-def test_command_line_names_what_is_wrong(tmp_path, capsys):
-    (tmp_path / "bad").write_text('{"prompt": "no trace"}\n')
-    assert plots.main(["slots", str(tmp_path / "bad"), "--output", "x.png"]) == 2
-    assert "bad, line 1: not a trace" in capsys.readouterr().err
-    assert plots.main(["slots", str(tmp_path / "none"), "--output", "x.png"]) == 2
-    assert "none" in capsys.readouterr().err
-    trace = tmp_path / "one.jsonl"
-    assert STAGES[0].main("--prompts", "A", "--max-tokens", "2", "--quiet", "--trace", trace)[0] == 0
-    for kind in ("blocks", "kv"):
-        with pytest.raises(SystemExit):
-            plots.main([kind, str(trace), "--output", "x.png"])
-        assert "stage" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", report.PICTURES)

@@ -133,9 +133,6 @@ def test_a_part_that_fails_leaves_the_others(tmp_path, capsys, monkeypatch):
     assert "it broke" in result["missing"]["stages"]
     for words in ("3 of 4", "+0.00100 ± 0.00010", "its largest column, 3, is 8,", "Missing: stages"):
         assert words in out
-    for draw in (["--draw", str(path)], [f"--draw={path}"]):
-        assert quality.main(draw) == 1
-        assert capsys.readouterr().out == out
 
 
 def test_the_pictures(tmp_path):

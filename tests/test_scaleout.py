@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bench import scaleout_driver as simulation
 from stagewise.beams import Beams
 from stagewise.dataset import Columns
 from stagewise.sampling import Sampling
@@ -140,22 +139,3 @@ def test_what_can_not_run_on_a_cluster(tmp_path):
 
 def test_help_names_the_flags_of_a_cluster_where_there_are_some():
     assert ["--ray ADDRESS" in stage.main("--help")[1] for stage in STAGES] == [stage in SERVING for stage in STAGES]
-
-
-def test_the_driver_by_itself(tmp_path, capsys, monkeypatch):
-    """`python -m bench.scaleout_driver`: its engines wait as long as real ones, and answer what a real run recorded."""
-    monkeypatch.setattr(driver, "completed", driver.completed)  # it is replaced
-    answers, empty = tmp_path / "answers.jsonl", tmp_path / "empty.jsonl"
-    line = {"prompt": "A fox", "id": 1, "text": " runs", "token_ids": [1], "finish_reason": "stop", "stop_reason": None}
-    answers.write_text(json.dumps(line) + '\n{"id": 2, "error": "it is wrong"}\n')
-    empty.write_text('{"id": 2, "error": "it is wrong"}\n')
-    few = ["--rows", "40", "--actors", "5", "--at-once", "2", "--seconds", "0.01"]
-    assert simulation.main([str(answers), *few]) == 0
-    head, _, row, *_ = capsys.readouterr().out.splitlines()
-    assert (head.count("|"), row.split()[1]) == (row.count("|"), "40")
-    for argv, says in (
-        ([str(empty)], f"{empty} has no results of a batch run"),
-        ([str(answers), "--actors", "0"], "--actors must be more than 0, got 0"),
-    ):
-        assert simulation.main(argv) == 2
-        assert capsys.readouterr().err == f"bench.scaleout_driver: {says}\n"

@@ -9,7 +9,6 @@ import time
 import weakref
 from types import SimpleNamespace
 
-import httpx
 import pytest
 import torch
 
@@ -18,7 +17,7 @@ from stagewise.cli import main
 from stagewise.replay.state import states
 from stagewise.trace_file import Trace, check_step, lines_of
 from tests.adapter import STAGES, TINYTALES, random_prompts
-from tools.server import server
+from tests.test_serving import ask, serving, stream
 
 pytestmark = pytest.mark.covers("speculator.py", "draft_planner.py", "drafters.py")
 SPECULATIVE = [stage for stage in STAGES if stage.number >= 7]
@@ -874,14 +873,12 @@ def test_the_replay_knows_what_was_guessed(stage, small_checkpoint):
 
 
 def test_the_servers_metrics(stage):
-    with server("--stage", stage.number, "--model", "tinytales", "--speculate", DRAFT, "--num-drafts", 3) as (url, _):
-        body = {"model": "tinytales", "prompt": "Once upon a time", "max_tokens": 30, "temperature": 0, "stream": True}
-        text = httpx.post(f"{url}/v1/completions", json=body, timeout=60).text
-        said = httpx.get(f"{url}/metrics", timeout=60).text
-    chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+    with serving(stage.number, "tinytales", speculate=DRAFT, num_drafts=3) as app:
+        chunks = stream(app, prompt="Once upon a time", max_tokens=30, temperature=0)
+        said = ask(app, "/metrics").text
     assert len(chunks) < 25  # an event may have several tokens
     numbers = {name: float(value) for name, value in re.findall(r"^vllm:spec_decode_(\S+?) (\S+)$", said, re.MULTILINE)}
-    model = 'model_name="tinytales"'
+    model = 'model_name="tales"'
     drafts, drafted, accepted = (
         numbers[f"{name}_total{{{model}}}"] for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
     )

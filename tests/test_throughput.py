@@ -374,20 +374,6 @@ def test_an_engine_of_ones_own_is_measured_beside_a_stage(babble, requests_file,
     assert small["tokens_computed"] is small["rows_mean"] is None
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "chat"])
-def test_hugging_face_continuous_batching_is_run_right(babble, tail, sampling):
-    """A peer that this environment has: greedy the same tokens as the stages, and a time for each."""
-    stage = STAGES[4]
-    llm = stage.LLM(babble, device="cpu")
-    params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in tail]
-    expected = [o.outputs[0].token_ids for o in llm.generate([p for p, _ in tail], params)]
-    job = {"model": str(babble), "dtype": "float32", "device": "cpu", "options": {"max_num_seqs": 4}, "warm_up": [[1]]}
-    result = PEERS["hf-continuous"].run({**job, "requests": tail, "sampling": workloads.SAMPLING[sampling]})
-    num_others = sum(a != b for a, b in zip(result["token_ids"], expected, strict=True))
-    assert num_others == len(tail) if sampling != "greedy" else num_others <= 1  # where two logits are equal
-    assert [len(times) for times in result["times"]] == [n for _, n in tail]
-
-
 def test_an_engine_that_makes_too_little_is_an_error(tmp_path, monkeypatch):
     job = {"engine": "stage01_single", "requests": [[[1], 2], [[1], 3]]}
     (tmp_path / "job").write_text(json.dumps(job))

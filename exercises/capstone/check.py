@@ -9,7 +9,7 @@ The first part that is wrong is the one to look at: later parts build on earlier
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +24,7 @@ SIZES = dict(vocab_size=97, n_layer=3, n_embd=48, n_inner=80, n_head=6, n_kv_hea
 TOLERANCE = 1e-4  # of the largest number
 BLANK = "not written yet"
 NO_REFERENCE = 'it compares with transformers; pip install -e ".[test]" brings it'
+Part = tuple[str, Callable[[], Tensor], Callable[[], Tensor]]  # what it is, the learner's result, the right one
 TOKENS = [5, 17, 5, 96, 0, 33, 33, 8, 61, 2, 44]
 
 
@@ -72,8 +73,8 @@ def ours(work: ModuleType, theirs: torch.nn.Module, **changes) -> torch.nn.Modul
     return model.eval()
 
 
-def parts(work: ModuleType) -> Iterator[tuple[str, Callable[[], Tensor], Callable[[], Tensor]]]:
-    """(what is checked, the learner's result, the right one), in the order in which they build on each other."""
+def parts(work: ModuleType) -> Iterator[Part]:
+    """What is checked, in the order in which the parts build on each other."""
     plain = reference("Llama", n_kv_head=SIZES["n_head"])
     grouped = reference("Llama")
     x = torch.randn(len(TOKENS), SIZES["n_embd"], generator=torch.Generator().manual_seed(1))
@@ -141,10 +142,10 @@ def compare(got: object, right: Tensor) -> str:
     return "" if error <= TOLERANCE else f"off by {error:.1e} of the largest number, where {TOLERANCE:.0e} is allowed"
 
 
-def check(work: ModuleType) -> Iterator[tuple[str, str]]:
+def check(to_check: Iterable[Part]) -> Iterator[tuple[str, str]]:
     """(what is checked, what is wrong or "") for each part, up to the first that is wrong."""
     with torch.inference_mode():
-        for title, got, right in parts(work):
+        for title, got, right in to_check:
             try:
                 problem = compare(got(), right())
             except NotImplementedError:
@@ -178,9 +179,9 @@ def _tell_parts(tell: child.Tell, path: Path) -> None:
         work = load(path)
     except Exception as error:
         return tell(("the file can be read", f"{type(error).__name__}: {error}", 0))
-    num_parts = sum(1 for _ in parts(work))
-    for title, problem in check(work):
-        tell((title, problem, num_parts))
+    to_check = list(parts(work))
+    for title, problem in check(to_check):
+        tell((title, problem, len(to_check)))
     return None
 
 
@@ -195,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     if importlib.util.find_spec("transformers") is None:
         print(f"check: {NO_REFERENCE}", file=sys.stderr)
         return 2
-    for title, problem in check(load(path)):
+    for title, problem in check(parts(load(path))):
         print(f"  {'✗' if problem else '✓'} {title}" + (f"\n      {problem}" if problem else ""), flush=True)
         if problem:
             return 1

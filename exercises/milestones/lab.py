@@ -193,6 +193,10 @@ class Lab:
         return write_model(self.folder / f"model-{len(list(self.folder.iterdir()))}", **how)
 
     @functools.cache  # noqa: B019
+    def tokenizer(self):
+        return FIRST.part("weights").Tokenizer(self.model())
+
+    @functools.cache  # noqa: B019
     def first(self, model: Path):
         return FIRST.LLM(str(model), device="cpu")
 

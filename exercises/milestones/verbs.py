@@ -42,7 +42,7 @@ def request(lab: Lab, prompt: Sequence[int], output: Sequence[int] = (), **setti
             params=params,
             seed=5,
             max_length=SIZES["n_positions"],
-            tokenizer=FIRST.part("weights").Tokenizer(lab.model()),
+            tokenizer=lab.tokenizer(),
             eos_token_ids=(END,),
         )
         made.output_token_ids.extend(output)
