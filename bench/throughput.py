@@ -3,7 +3,7 @@
     python -m bench.throughput                                                  # all stages, workload tail
     python -m bench.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
     python -m bench.throughput --stages 4 5 --workload mixed --rate 0.5         # requests arrive one by one
-    python -m bench.throughput --stages 5 --workload decode --peers hf,hf-continuous,vllm,openvino
+    python -m bench.throughput --stages 5 --workload decode --peers hf,vllm,openvino
     python -m bench.throughput --stages 6 --workload decode --sampling top-p --peers vllm,openvino
     python -m bench.throughput --stages 7 8 --peers llama-cpp-q8,openvino-int8,ctranslate2-int8 --workload single
     python -m bench.throughput --stages mine 1 2 3        # an engine of your own (exercises/engine.md)
