@@ -16,7 +16,6 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 from bench.conditions import end_with_parent, measured, peak_memory
 
@@ -24,15 +23,14 @@ Times = list[list[float]]  # for each request, when each of its tokens came, in 
 
 
 def run_stage(job: dict) -> dict:
-    """Run a stage, with all requests at once, or each when it arrives (`arrivals`; stage 4 and later)."""
+    """Run a stage."""
     import stagewise
     from stagewise.stages import limit_threads
     from tools.engines import STAGES
 
     stage = next(stage for stage in STAGES if stage.directory == job["engine"])
     arguments = {name: value for name, value in job["options"].items() if stage.has_argument(name)}
-    make = stage.LLM if job["arrivals"] is None else stage.stepper
-    llm = make(job["model"], load_format=job["load_format"], dtype=job["dtype"], device=job["device"], **arguments)
+    llm = stage.LLM(job["model"], load_format=job["load_format"], dtype=job["dtype"], device=job["device"], **arguments)
     limit_threads(stage, llm)
     return run_engine(job, stage, llm, stagewise.trace(llm).records)
 
@@ -43,8 +41,7 @@ def run_own(job: dict) -> dict:
 
     own = OwnEngine(job["own"][job["engine"]])
     told = {name: job[name] for name in ("load_format", "dtype", "device")}
-    make = own.engine if job["arrivals"] is None else own.stepper
-    return run_engine(job, own, make(job["model"], {**told, **job["options"]}), [])
+    return run_engine(job, own, own.engine(job["model"], {**told, **job["options"]}), [])
 
 
 def run_engine(job: dict, stage, llm, records: list) -> dict:
@@ -63,15 +60,14 @@ def run_engine(job: dict, stage, llm, records: list) -> dict:
         stage.SamplingParams(**job["sampling"], seed=i, max_tokens=n, ignore_eos=True)
         for i, (_, n) in enumerate(job["requests"])
     ]
-    send: Any = at_once if job["arrivals"] is None else as_they_arrive
     two = stage.SamplingParams(**job["sampling"], max_tokens=2, ignore_eos=True)
-    send(llm, job["warm_up"], [two] * len(job["warm_up"]), job["arrivals"] and [0.0] * len(job["warm_up"]))
+    at_once(llm, job["warm_up"], [two] * len(job["warm_up"]))
     stats = getattr(llm, "stats", None)
     if stats is not None:
         llm.stats = type(stats)()
     records.clear()
     with measured(job):
-        tokens, times, seconds = send(llm, prompts, params, job["arrivals"])
+        tokens, times, seconds = at_once(llm, prompts, params)
     count = lambda name: getattr(llm.stats, name, None) if stats is not None else None  # noqa: E731
     rows = [sum(row.num_tokens > 0 for row in step.rows) for step in records]
     computed, padding, reserved = map(count, ("num_tokens_computed", "num_padding_tokens", "kv_tokens_reserved"))
@@ -93,7 +89,7 @@ def run_engine(job: dict, stage, llm, records: list) -> dict:
     }
 
 
-def at_once(llm, prompts: list, params: list, arrivals: None) -> tuple[list[list[int]], Times, float]:
+def at_once(llm, prompts: list, params: list) -> tuple[list[list[int]], Times, float]:
     """Send all requests at the start. Returns (their tokens, their times, seconds)."""
     tokens, times = [[] for _ in prompts], [[] for _ in prompts]
     started = time.perf_counter()

@@ -41,6 +41,7 @@ STYLE: Any = {
     "savefig.dpi": 130,
     "hatch.linewidth": 0.6,
     "svg.hashsalt": "stagewise",  # the same picture is the same file
+    "svg.fonttype": "none",  # letters as text, not as outlines
 }
 LARGE = {**STYLE, "font.size": 12, "axes.titlesize": 13, "legend.fontsize": 11}  # legible at half its size
 SMALL = 10.5  # the size of the numbers in a picture, in points
@@ -74,6 +75,7 @@ class Picture(Figure):
             nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
             super().savefig(buffer, format="svg", metadata=nothing)
         drawn = re.sub(r" <metadata>.*?</metadata>\n", "", buffer.getvalue(), flags=re.DOTALL)
+        drawn = re.sub(r' d="[^"]*"', lambda path: " " + " ".join(path[0].split()), drawn)  # on one line
         head, rest = drawn[drawn.index("<svg") :].split(">", 1)
         for number, color in enumerate(DARK):
             rest = re.sub(color, f"var(--c{number})", rest, flags=re.IGNORECASE)

@@ -404,7 +404,7 @@ def greedy(engine: str, job: dict, folder: Path, **options: Any) -> list[list[in
     from bench.throughput import run_in_fresh_process
     from bench.workloads import SAMPLING
 
-    nothing = dict.fromkeys(("arrivals", "company", "limit"))
+    nothing = dict.fromkeys(("company", "limit"))
     told = {"engine": engine, "device": "cpu", "load_format": "auto", "warm_up": [[1, 2]], "own": {}, **nothing}
     told |= {"sampling": SAMPLING["greedy"]}
     own = {**job, **told, "requests": [(ids, GREEDY) for ids in job["openings"]]}
@@ -574,9 +574,10 @@ def draw_histogram() -> Any:
             levels = np.arange(-127, 128) * unit
             levels = levels[abs(levels) <= edges[-1] * 1.0001]
             error = float(np.sqrt(np.mean((np.round(numbers / unit) * unit - numbers) ** 2)))
-            axes.hist(numbers, edges, color=GRAY, edgecolor=INK, linewidth=0.3)
+            axes.hist(numbers, edges, color=GRAY, histtype="stepfilled", edgecolor=INK, linewidth=0.5)
             low = -0.25 * axes.get_ylim()[1]
-            axes.vlines(levels, low, 0, color=color, linewidth=1 if len(levels) < 100 else 0.6)
+            ticks = [[level, level, np.nan] for level in levels], [[low, 0, np.nan]] * len(levels)  # one line with gaps
+            axes.plot(*map(np.ravel, ticks), color=color, linewidth=1 if len(levels) < 100 else 0.6)
             axes.axhline(0, color=INK, linewidth=0.8)
             said = f"rounding error {error / numbers.std():.1%} of the standard deviation"
             axes.set_title(f"One scale {whose}: {len(levels)} integers,\n{said}")

@@ -44,7 +44,6 @@ BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end
 
 def summarize(
     runs: list[dict],
-    arrivals: list[float] | None,
     least_seconds: float | None,
     int8_least_seconds: float | None = None,
 ) -> dict:
@@ -53,7 +52,7 @@ def summarize(
     A stage's ratio is to the stage before it; a peer's is to the last stage. With several companies an engine has a row
     for each of them, and ratios are to engines under the same load. For int8 weights there is a separate limit.
     """
-    runs = [digest(run, arrivals) for run in runs]
+    runs = [digest(run) for run in runs]
     summary = []
     for engine, company in dict.fromkeys((run["engine"], run.get("company")) for run in runs):
         own = [run for run in runs if (run["engine"], run.get("company")) == (engine, company)]
@@ -71,7 +70,7 @@ def summarize(
             "runs": [{name: value for name, value in run.items() if name != "versions"} for run in runs]}  # fmt: skip
 
 
-def digest(run: dict, arrivals: list[float] | None) -> dict:
+def digest(run: dict, arrivals: list[float] | None = None) -> dict:
     """A run with figures computed from its tokens and their times, instead of these. `ttft` lists every request's."""
     kept = {name: value for name, value in run.items() if name not in ("token_ids", "times", "machine")}
     kept["output_tokens"] = sum(map(len, run["token_ids"]))
@@ -189,7 +188,6 @@ def caption(result: dict) -> str:
     machine, what = result["machine"], "1 request" if result["requests"] == 1 else f"{result['requests']} requests"
     sentences = [
         f"Workload {result['workload']}: {what}, at most {result['max_num_seqs']} at once",
-        f", {result['rate']:g} arriving a second" if result["rate"] else "",
         f", {result['kv_cache_bytes'] / 1e6:.0f} MB of KV cache" if result.get("kv_cache_bytes") else "",
         f", {with_company(result['company'])}" if isinstance(result.get("company"), str) else "",
         f", {sampled(result)}" if "sampling" in result else "",

@@ -2,7 +2,6 @@
 
     python -m bench.throughput                                                  # all stages, workload tail
     python -m bench.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
-    python -m bench.throughput --stages 4 5 --workload mixed --rate 0.5         # requests arrive one by one
     python -m bench.throughput --stages 5 --workload decode --peers hf,vllm,openvino
     python -m bench.throughput --stages 6 --workload decode --sampling top-p --peers vllm,openvino
     python -m bench.throughput --stages 7 8 --peers llama-cpp-q8,openvino-int8,ctranslate2-int8 --workload single
@@ -33,7 +32,6 @@ import contextlib
 import functools
 import itertools
 import json
-import math
 import operator
 import os
 import re
@@ -145,8 +143,6 @@ OPTIONS: dict[str, dict] = {
     "--max-num-seqs": dict(type=int, metavar="N", help="how many at once; default: the workload's"),
     "--kv-cache-bytes": dict(type=int, metavar="N", help="the same memory for every stage's KV cache"),
     "--sampling": dict(choices=workloads.SAMPLING, default="greedy", help="how tokens are chosen; default: greedy"),
-    "--rate": dict(type=float, help="requests that arrive per second, Poisson; stages 4 and later"),
-    "--seed": dict(type=int, default=0, help="of the workload and of the arrivals"),
     "--model": dict(default="gpt2", help="as for the stages; default: gpt2's sizes"),
     "--load-format": dict(
         choices=("dummy", "auto"), default="dummy", help="dummy: random weights, no download; auto: the checkpoint's"
@@ -167,7 +163,7 @@ def check(args: argparse.Namespace) -> None:
     for name, given, known in (("stage", args.stages, NUMBERS), ("peer", args.peers, list(PEERS))):
         if unknown := [x for x in given if x not in known]:
             raise ValueError(f"there is no {name} {unknown[0]}; there are {', '.join(map(str, known))}")
-    for name in ("requests", "max_num_seqs", "kv_cache_bytes", "rate", "limit"):
+    for name in ("requests", "max_num_seqs", "kv_cache_bytes", "limit"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be more than 0, got {getattr(args, name)}")
     args.company = None if args.company is None else args.company.split(",")
@@ -179,13 +175,8 @@ def check(args: argparse.Namespace) -> None:
     for wrong, words in (
         (not (args.stages or args.own or args.peers), "give at least one stage or peer"),
         ((args.limit or 0) > LONGEST, f"--limit must be at most {LONGEST:,.0f} seconds, got {args.limit}"),
-        (args.rate == math.inf, "--rate must be a number; without it all requests are there at the start"),
         (len(set(args.companies)) < len(args.companies), "--company names one twice"),
         (args.companies and args.plot, "--plot draws the engines with one company, not several"),
-        (
-            args.rate and (args.peers or min(args.stages, default=4) < 4),
-            "--rate needs an engine that takes requests while it runs: stage 4 or a later one",
-        ),
         (
             args.workload not in workloads.SIZES and not Path(args.workload).is_file(),
             f"workload {args.workload!r} is neither a file nor one of {', '.join(workloads.SIZES)}",
@@ -204,7 +195,7 @@ def read_requests(args: argparse.Namespace, config) -> workloads.Workload:
     """The workload that the arguments name, checked against the model. Raises ValueError."""
     if args.workload in workloads.SIZES:
         count = args.requests or min(workloads.SIZES[args.workload][0], FEW if args.company else sys.maxsize)
-        requests = workloads.make_workload(args.workload, count, config.vocab_size, args.seed)
+        requests = workloads.make_workload(args.workload, count, config.vocab_size)
     else:
         directory = LAST.part("weights").find_model(args.model, args.load_format)
         directory = LAST.part("weights").tokenizer_directory(directory)
@@ -299,7 +290,6 @@ def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
         "sampling": workloads.SAMPLING[args.sampling],
         # not the requests' own tokens, or a prefix cache would find them later
         "warm_up": [prompt[::-1] for prompt, _ in requests[:2]],
-        "arrivals": workloads.poisson_arrivals(len(requests), args.rate, args.seed) if args.rate else None,
         "company": args.company[0] if args.company else None,
         "limit": args.limit,
         "own": {name: str(Path(name).resolve()) for name in args.own},
@@ -346,17 +336,15 @@ def circumstances(
     bandwidth, rate, of_integers = limits
     itemsize = getattr(torch, job["dtype"]).itemsize
 
-    def least(weight_bytes: int, rate: float) -> float | None:
+    def least(weight_bytes: int, rate: float) -> float:
         work = workloads.needed_work(job["requests"], config, itemsize, weight_bytes)
-        return None if args.rate else sum(least_seconds(one, bandwidth, rate) for one in work)
+        return sum(least_seconds(one, bandwidth, rate) for one in work)
 
     return {
         "workload": Path(args.workload).name,
         "workload_sha256": workloads.fingerprint(job["requests"]),
         "requests": len(job["requests"]),
         "sampling": args.sampling,
-        "rate": args.rate,
-        "seed": args.seed,
         **({"company": args.companies or job["company"]} if args.company else {}),
         **({"limit": args.limit, "over": over} if args.limit or args.companies else {}),
         "max_num_seqs": job["options"]["max_num_seqs"],
@@ -399,7 +387,7 @@ def measure(args: argparse.Namespace) -> dict:
     if wrong and job["dtype"] == "float32":
         raise Failure(f"{wrong}: no speed is printed")
     result = {**circumstances(args, config, job, over, limits), "missing": failures}
-    return result | summarize(runs, job["arrivals"], result["least_seconds"], result.get("int8_least_seconds"))
+    return result | summarize(runs, result["least_seconds"], result.get("int8_least_seconds"))
 
 
 def plot(result: dict) -> plots.Picture | None:

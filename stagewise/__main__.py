@@ -14,7 +14,6 @@ COMMANDS = {
     "convert": "convert a training checkpoint, or a directory that a stage refuses, into one that it reads",
     "score": "score the results of a batch run against reference answers",
     "push": "upload the results of a batch run to the Hub",
-    "completion": "print a shell completion script: stagewise completion bash",
 }
 
 
@@ -30,8 +29,6 @@ def run(command: str, argv: list[str], prog: str) -> int:
         from .score import main
     elif command == "push":
         from .push import main
-    elif command == "completion":
-        from .shell_completion import main
     else:
         from .cli import main as of_stage
         from .flags import pick_stage

@@ -229,23 +229,23 @@ def type_of_numbers(dtype: Any, int8: bool) -> str:
     return str(dtype).removeprefix("torch.") + (", weights in int8" if int8 else "")
 
 
-def count_tokens(stage: Stage, llm: Any, tell: Callable[[int], None]) -> None:
+def count_tokens(llm: Any, tell: Callable[[int], None]) -> None:
     """Report after each step, in the engine's thread, the sum of the prompt tokens that it computed and the tokens that
     it generated."""
     counts = []
 
     def commit(commit: Callable, batch: Any, *arguments: Any) -> list[Any]:
-        news = commit(batch, *arguments)
+        updated = commit(batch, *arguments)
         # Each token is counted when it has gone through the model; so a prompt's last step counts one more.
         counts.append(sum(row.num_tokens for row in batch.rows))
-        counts.append(sum(len(request.output_token_ids) == 1 for request in news))
-        return news
+        counts.append(sum(len(request.output_token_ids) == 1 for request in updated))
+        return updated
 
     def step(step: Callable, *arguments: Any) -> list[Any]:
         counts.clear()
-        news = step(*arguments)
+        updated = step(*arguments)
         tell(sum(counts))
-        return news
+        return updated
 
     wrap(llm.engine, "commit", commit)
     wrap(llm.engine, "step", step)
@@ -280,11 +280,7 @@ def check_beams(stage: Stage, llm: Any, prompt: Any, max_tokens: int, beams: Any
 # --- Watching an engine -----------------------------------------------------------------------------------------------
 
 
-def core_of(llm: Any) -> Any:
-    return llm.engine
-
-
-def watch_requests(stage: Stage, llm: Any, made: Callable[[Any], None], added: Callable[[Any], None]) -> None:
+def watch_requests(llm: Any, made: Callable[[Any], None], added: Callable[[Any], None]) -> None:
     """Report each request: when it is made, in the caller's thread, and just before the engine gets it, between two
     steps. These are methods of an object that the engine does not keep alive."""
     made, added = weakly(made), weakly(added)

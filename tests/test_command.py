@@ -2,7 +2,6 @@
 
 import io
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +38,7 @@ def test_help_lists_the_commands():
     assert run() == (0, stdout, "")
     assert all(f"\n  {name} " in stdout for name in command.COMMANDS)
     assert run("dance")[::2] == (2, "python -m stagewise: error: there is no command 'dance': run, batch, serve, "
-                                    "replay, convert, score, push, completion\n")  # fmt: skip
+                                    "replay, convert, score, push\n")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", command.COMMANDS)
@@ -139,19 +138,6 @@ def test_flags_from_a_file(run_here, tmp_path):
         assert says in stderr.splitlines()[-1]
     path.write_bytes(b"\xff")
     assert f"--config {path} is not TOML" in run_here("score", "--config", path)[2]
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_by_a_shell(run_here, shell, monkeypatch):
-    status, stdout, _ = run_here("completion", shell)
-    assert status == 0
-    assert all(
-        word in stdout for word in ("--prompt-template", "--speculate", "--grace", "--per-line", "--chrome", "--gelu")
-    )
-    if path := shutil.which(shell):
-        subprocess.run([path, "-n"], input=stdout, text=True, check=True)
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    assert "completion: error: it needs shtab" in run_here("completion", shell)[2]
 
 
 def test_the_version(run_here):

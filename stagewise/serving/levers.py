@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..openai.fields import Fields, number
-from ..stages import core_of, unfinished_requests, watch_requests
+from ..stages import unfinished_requests, watch_requests
 from ..tracing import between_steps
 from .service import Service
 
@@ -29,10 +29,10 @@ class Levers:
         made: called with each request when it is made, before the engine has it.
     """
 
-    def __init__(self, service: Service, made: Callable[[Any], None] | None = None):
-        self.service, self.llm, self.core = service, service.engine.llm, core_of(service.engine.llm)
-        self._most_seqs, self._held, self._made = self.core.scheduler.max_num_seqs, HeldBack(0), made
-        watch_requests(service.stage, self.llm, self._is_made, self._is_added)
+    def __init__(self, service: Service, made: Callable[[Any], None]):
+        self.service, self.llm, self.core = service, service.engine.llm, service.engine.llm.engine
+        self._most_seqs, self._held = self.core.scheduler.max_num_seqs, HeldBack(0)
+        watch_requests(self.llm, made, self._is_added)
 
     def read(self) -> dict[str, dict[str, int]]:
         """The position and the current range of each lever."""
@@ -62,10 +62,6 @@ class Levers:
         if (num_blocks := values.get("num_blocks")) is not None:
             self._leave(max(num_blocks, self.read()["num_blocks"]["low"]))
         return self.read()
-
-    def _is_made(self, request: Any) -> None:
-        if self._made:
-            self._made(request)
 
     def _is_added(self, request: Any) -> None:
         """Called between two steps."""

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ..openai.job import Job
-from ..stages import Stage, core_of, count_tokens
+from ..stages import Stage, count_tokens
 
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -49,7 +49,7 @@ class Metrics:
         self.lengths = self._tokens("request_generation_tokens", "Tokens of a completion.")
         self.max_tokens = self._tokens("request_params_max_tokens", "max_tokens of a completion.")
         self.n = self._tokens("request_params_n", "n of a prompt.", CHOICES)
-        count_tokens(stage, engine.llm, self.iteration.observe)
+        count_tokens(engine.llm, self.iteration.observe)
         if stage.number >= 5:
             self.cache_queries = self._make(Counter, "prefix_cache_queries", "Tokens looked up in the prefix cache.")
             self.cache_hits = self._make(Counter, "prefix_cache_hits", "Tokens found in it.")
@@ -78,7 +78,7 @@ class Metrics:
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """The engine's values; the registry asks for them at a scrape."""
-        core = core_of(self.engine.llm)
+        core = self.engine.llm.engine
         running = len(core.scheduler.running)
         yield self._gauge("num_requests_running", "Completions in the batch.", running)
         waiting = max(0, self.num_unfinished - running)
