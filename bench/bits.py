@@ -100,7 +100,7 @@ def compare_all(stage: Stage, model: str, dtype: str, variations: Iterable[str] 
     """{name of a variation: what differs, or None if it does not apply}"""
 
     def make(**options):
-        known = {name: value for name, value in (WIDE | options).items() if stage.has_argument(name)}
+        known = {name: value for name, value in (WIDE | options).items() if stage.has_option(name)}
         return stage.LLM(model, load_format="dummy", device="cpu", dtype=dtype, **known)
 
     config = make(num_blocks=64).engine.runner.model.config
@@ -108,10 +108,10 @@ def compare_all(stage: Stage, model: str, dtype: str, variations: Iterable[str] 
     expected, _ = logits_of(stage, make, requests, Variation({"num_blocks": 64}, together=False))
     table = {}
     for name, variation in ((name, VARIATIONS[name]) for name in variations):
-        if not all(stage.has_argument(option) for option in variation.options) or stage.number == 1:
+        if not all(stage.has_option(option) for option in variation.options) or stage.number == 1:
             table[name] = None
             continue
-        if "num_blocks" not in variation.options and stage.has_argument("num_blocks"):
+        if "num_blocks" not in variation.options and stage.has_option("num_blocks"):
             variation = replace(variation, options={"num_blocks": 64} | variation.options)
         got, events = logits_of(stage, make, requests, variation)
         if not events and (variation.twice or name == "preempted"):

@@ -29,7 +29,7 @@ def run_stage(job: dict) -> dict:
     from tools.engines import STAGES
 
     stage = next(stage for stage in STAGES if stage.directory == job["engine"])
-    arguments = {name: value for name, value in job["options"].items() if stage.has_argument(name)}
+    arguments = {name: value for name, value in job["options"].items() if stage.has_option(name)}
     llm = stage.LLM(job["model"], load_format=job["load_format"], dtype=job["dtype"], device=job["device"], **arguments)
     limit_threads(stage, llm)
     return run_engine(job, stage, llm, stagewise.trace(llm).records)

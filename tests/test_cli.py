@@ -225,7 +225,7 @@ def test_numbers_that_are_none(stage):
 @pytest.mark.parametrize("value", [10**15, 10**40])
 def test_more_memory_than_there_is(stage, value):
     for flag in ("kv_cache_bytes", "num_blocks"):
-        if stage.has_argument(flag):
+        if stage.has_option(flag):
             status, stdout, stderr = stage.main("--prompts", "a", f"--{flag.replace('_', '-')}", value, "--quiet")
             assert (status, stdout, stderr.count("\n")) == (2, "", 1)
             assert re.search(r"the KV cache would take [\d,]+ bytes of memory, but only [\d,]+ are free", stderr)
@@ -245,7 +245,7 @@ def test_control_c_keeps_what_is_finished(stage, tmp_path):
     prompts, at_once = ["word " * 390, "endless"], "2" if stage.number >= 4 else "1"  # or the longer output goes first
     process = stage.start(
         "--prompts", *prompts, "--json", "--ignore-eos", "--max-tokens", "400", "--max-model-len", "400",
-        "--trace", tmp_path / "trace", *(["--max-num-seqs", at_once] if stage.has_argument("max_num_seqs") else []),
+        "--trace", tmp_path / "trace", *(["--max-num-seqs", at_once] if stage.has_option("max_num_seqs") else []),
     )  # fmt: skip
     first = process.stdout.readline()  # the engine is at the second prompt now
     process.send_signal(signal.SIGINT)
@@ -381,7 +381,7 @@ def test_help_names_every_flag(stage):
     assert status == 0
     contract = "prompts prompts-file model dtype device max-tokens temperature top-k top-p min-p seed stop ignore-eos logprobs json trace quiet"  # noqa: E501
     flags = contract.split() + (["input", "output", "resume", "max-num-seqs"] if stage.number > 1 else [])
-    flags += ["no-sort"] if stage.has_argument("sort_by_length") else []
+    flags += ["no-sort"] if stage.has_option("sort_by_length") else []
     flags += ["max-num-batched-tokens", "policy", "interactive"] if stage.number > 3 else []
     for flag in flags:
         assert f"--{flag}" in stdout
@@ -437,7 +437,7 @@ def test_a_directory_as_model(stage, small_checkpoint):
     assert (status, stdout) == (0, f"A fox{expected_text(stage, 'A fox')}\n")
 
 
-@pytest.mark.parametrize("batched_stage", [s for s in BATCHED if s.has_argument("sort_by_length")], ids=str)
+@pytest.mark.parametrize("batched_stage", [s for s in BATCHED if s.has_option("sort_by_length")], ids=str)
 def test_no_sort_shows_why(batched_stage, small_checkpoint):
     """Batched in order, mixed lengths cost padding; sorted, much less; the tokens are the same."""
     prompts = random_prompts(211, [30, 2, 29, 3, 31, 1, 28, 2])

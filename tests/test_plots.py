@@ -18,7 +18,7 @@ def traces(babble):
     done = {}
     for stage in STAGES:
         arguments = {"max_num_seqs": 3, "max_model_len": 128}
-        llm = stage.traced(babble, **{k: v for k, v in arguments.items() if stage.has_argument(k)})
+        llm = stage.traced(babble, **{k: v for k, v in arguments.items() if stage.has_option(k)})
         params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests]
         llm.generate([prompt for prompt, _ in requests], params)
         done[stage.number] = llm.trace

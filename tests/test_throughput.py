@@ -38,7 +38,7 @@ def engines_after_tail(babble, tail):
     done = []
     for stage in STAGES:
         limits = {"max_num_seqs": SLOTS, "max_model_len": CONTEXT}
-        llm = stage.LLM(babble, device="cpu", **{k: v for k, v in limits.items() if stage.has_argument(k)})
+        llm = stage.LLM(babble, device="cpu", **{k: v for k, v in limits.items() if stage.has_option(k)})
         params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in tail]
         llm.generate([prompt for prompt, _ in tail], params)
         done.append(llm)

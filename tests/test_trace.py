@@ -20,7 +20,7 @@ LENGTHS, OUTPUTS = [5, 12, 3, 9, 7], [4, 2, 6, 6, 1]
 
 
 def run(stage, checkpoint, **arguments):
-    known = {name: value for name, value in arguments.items() if stage.has_argument(name)}
+    known = {name: value for name, value in arguments.items() if stage.has_option(name)}
     llm = stage.traced(checkpoint, **known)
     params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in OUTPUTS]
     outputs = llm.generate(random_prompts(211, LENGTHS), params)

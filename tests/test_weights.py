@@ -105,7 +105,7 @@ def test_sizes_of_the_named_models(stage, model):
 
 def test_dummy_weights(stage, small_checkpoint):
     """Random, but the same every time; no weight file is needed."""
-    kept = {"disable": ["linear"]} if stage.has_argument("disable") else {}  # else the kernels take the weights
+    kept = {"disable": ["linear"]} if stage.has_option("disable") else {}  # else the kernels take the weights
     llm = stage.LLM(small_checkpoint, load_format="dummy", device="cpu", **kept)
     assert greedy_tokens(stage, small_checkpoint, load_format="dummy") == greedy_tokens(
         stage, small_checkpoint, load_format="dummy"

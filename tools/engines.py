@@ -32,13 +32,10 @@ class Stage(stages.Stage):
         """A module such as "sampler": the stage's, one of its support/, or else stagewise's."""
         return self._part(name) or importlib.import_module(f"stagewise.{name}")
 
-    def has_argument(self, name: str) -> bool:
-        return self.has_option(name)
-
     @functools.cache  # noqa: B019 (stages live as long as the process)
     def engine(self, model="tinytales", **arguments):
         """An LLM that all callers share. Arguments that this stage doesn't have yet are left out."""
-        known = {name: value for name, value in arguments.items() if self.has_argument(name)}
+        known = {name: value for name, value in arguments.items() if self.has_option(name)}
         return self.LLM(str(model), device="cpu", **known)
 
     def stepper(self, model="tinytales", **arguments) -> "Stepper":
