@@ -503,8 +503,9 @@ def engines_table(result: dict) -> str:
         notes += "OpenVINO keeps keys and values in 8 bits, too. "
     return grid(titles, rows) + (
         f"\n\n{result['tales']} held-out tales, {result['positions']:,} tokens; ± is a standard error, by tales. "
-        f'Greedy: {result["openings"]} openings of other shapes, {GREEDY} tokens each; the median; "all" if most never '
-        "differ. All of it is of tinytales, a small model of an easy language: no other trained one is at hand. "
+        f"Greedy: the median of {result['openings']} openings unlike those of the training, {GREEDY} tokens each; "
+        '"all" if more than half never differ. All of it is of tinytales, a small model of an easy language: no other '
+        "trained one is at hand. "
         f"{notes}{machine['device']}, torch {machine['torch']}{versions}.{missing} `{command(result)}`"
     )
 
@@ -527,13 +528,12 @@ def ablation_table(result: dict) -> str:
     kind = max(alone, key=lambda name: alone[name], default="")
     own = [one for one in result["outliers"] if one["matrix"].endswith(kind)]
     worst = max(own, key=lambda one: one["largest"] / one["median"])
-    costs_most = f"`{kind}` costs the most by itself. Its" if kind else "The"
+    costs_most = f"`{kind}` costs the most by itself. Its activations" if kind else "Activations"
     return grid(titles, rows) + (
         f"\n\nSimulated in torch with stage 1's modules, {result['simulated']} held-out tales. Rows have 120 numbers, "
-        f"those of `mlp.c_proj` 480, so in the other matrices a group of 128 is the whole row. {costs_most} widest "
-        f"spread of activations is that of `{worst['matrix']}`: the largest number of its largest column, "
-        f"{worst['column']}, is {worst['largest']:.3g}, of the second largest {worst['second']:.3g}, of the median "
-        f"one {worst['median']:.3g}."
+        f"those of `mlp.c_proj` 480, so in the other matrices a group of 128 is the whole row. {costs_most} spread "
+        f"most in `{worst['matrix']}`: the largest number is {worst['largest']:.3g} in column {worst['column']}, "
+        f"{worst['second']:.3g} in the next column, and {worst['median']:.3g} in the median one."
     )
 
 
