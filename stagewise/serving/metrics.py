@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ..openai.job import Job
-from ..stages import Stage, count_tokens
+from ..stages import Stage, core_of, count_tokens
 
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -78,7 +78,7 @@ class Metrics:
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """The engine's values; the registry asks for them at a scrape."""
-        core = self.engine.llm.engine
+        core = core_of(self.engine.llm)
         running = len(core.scheduler.running)
         yield self._gauge("num_requests_running", "Completions in the batch.", running)
         waiting = max(0, self.num_unfinished - running)
