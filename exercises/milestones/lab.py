@@ -278,9 +278,7 @@ class Lab:
             return said
         return f"{said}\n           {Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line}"
 
-    def run(
-        self, case: str, prompts: Sequence, settings: Settings | Sequence[Settings], llm=None, only: int | None = 0
-    ) -> list[Result]:
+    def run(self, case: str, prompts: Sequence, settings: Settings | Sequence[Settings], llm=None) -> list[Result]:
         """The engine's results for prompts, in order.
 
         settings: one for all, or one for each.
@@ -293,7 +291,7 @@ class Lab:
             if not isinstance(outputs, list) or len(outputs) != len(prompts):
                 got = f"{len(outputs)} of them" if isinstance(outputs, list) else type(outputs).__name__
                 raise Wrong(case, f"a list of {len(prompts)} results", got)
-            return [Result.of(output.outputs[only]) for output in outputs]
+            return [Result.of(output.outputs[0]) for output in outputs]
 
     def expected(
         self, prompts: Sequence, settings: Settings | Sequence[Settings], model: Path | None = None
@@ -309,7 +307,6 @@ class Lab:
         prompt: list[int],
         got: list[int],
         expected: list[int],
-        model: Path | None = None,
         likely: Callable[[int], str] = lambda at: "",
     ) -> None:
         """Raise Wrong unless greedy tokens are the expected ones, up to a near-tie.
@@ -321,7 +318,7 @@ class Lab:
         if got == expected:
             return
         if at < min(len(got), len(expected)):
-            logits = self.network(model or self.model()).logits(prompt + expected[:at])
+            logits = self.network(self.model()).logits(prompt + expected[:at])
             if logits[expected[at]] - logits[got[at]] < NEAR_TIE:
                 return
             case = (
