@@ -169,6 +169,7 @@ def test_what_ends_a_request(stage):
         ({"stop": " b"}, a + b, ("stop", " b")),
         ({"stop": " b", "min_tokens": 1}, a + b, ("stop", " b")),
         ({"stop": " a", "min_tokens": 2}, a + a + a, ("stop", " a")),
+        ({"stop": ["o", "ef"]}, stage.tokenizer().encode(" before"), ("stop", "ef")),  # one token has both
         ({}, [*a, EOS], ("stop", None)),
         ({"ignore_eos": True, "max_tokens": 3}, [*a, EOS, *b], ("length", None)),
         ({"ignore_eos": True, "stop_token_ids": [EOS]}, [*a, EOS], ("stop", EOS)),
