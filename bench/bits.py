@@ -126,7 +126,7 @@ def cell(measured: dict | None) -> str:
     text = f"{measured['different']} of {measured['compared']}"
     if measured["different"]:
         text += f", {measured['largest']:.0e}"
-    return text + (f"; {measured['lost']} other tokens" if measured["lost"] else "")
+    return text + (f"; {measured['lost']} lost" if measured["lost"] else "")
 
 
 def table(result: dict) -> str:
