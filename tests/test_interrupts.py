@@ -135,8 +135,9 @@ def ctrl_c(call, seconds) -> bool:
 
 
 @POSIX
-# Of asyncio.run that is interrupted while it makes its event loop.
+# Of asyncio.run that is interrupted while it makes its event loop, or before it has started its coroutine.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <function BaseEventLoop.__del__")
+@pytest.mark.filterwarnings("ignore:coroutine 'in_coroutine.<locals>.main' was never awaited")
 def test_ctrl_c_at_any_moment(serving, small_checkpoint):
     """It interrupts the caller, whose requests are dropped; a step is never cut short."""
     with small_engine(serving, small_checkpoint, "AsyncLLM") as engine:
