@@ -23,9 +23,9 @@ test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/zizmor --offline --quiet .github
-	@# The types are checked meanwhile, and told at the end. Three workers, since tests wait, too.
+	@# The types are checked meanwhile, and told at the end: the tests of two workers leave a part of two cores idle.
 	$(BIN)/pyright --project . > $(VENV)/types 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not arm and not cuda"; tests=$$?; \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak and not arm and not cuda"; tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types; test $$tests = 0 && test $$types = 0
 
 soak: $(VENV)/installed-test
