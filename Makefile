@@ -23,7 +23,7 @@ test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/zizmor --offline --quiet .github
-	@# The types are checked meanwhile, and told at the end: the tests of two workers leave a part of two cores idle.
+	@# The types are checked meanwhile, and told at the end. A third worker made the tests slower.
 	$(BIN)/pyright --project . > $(VENV)/types 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak and not arm and not cuda"; tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types; test $$tests = 0 && test $$types = 0

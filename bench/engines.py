@@ -23,7 +23,7 @@ Times = list[list[float]]  # for each request, when each of its tokens came, in 
 
 
 def run_stage(job: dict) -> dict:
-    """Run a stage."""
+    """Run a stage: what `run_engine` returns."""
     import stagewise
     from stagewise.stages import limit_threads
     from tools.engines import STAGES

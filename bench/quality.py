@@ -713,7 +713,7 @@ def main(argv: list[str] | None = None) -> int:
         name, job = words[1], json.loads(Path(words[2]).read_text())
         Path(job["result"]).write_text(json.dumps(run_peer(name, job)))
         return 0
-    return measure_all(argv)
+    return measure_all(words)
 
 
 if __name__ == "__main__":

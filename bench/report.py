@@ -42,11 +42,7 @@ PICTURES = {
 BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def summarize(
-    runs: list[dict],
-    least_seconds: float | None,
-    int8_least_seconds: float | None = None,
-) -> dict:
+def summarize(runs: list[dict], least_seconds: float, int8_least_seconds: float | None = None) -> dict:
     """`runs`, with the latencies computed from the tokens' times, and `summary`, each engine's medians.
 
     A stage's ratio is to the stage before it; a peer's is to the last stage. With several companies an engine has a row
@@ -198,15 +194,12 @@ def caption(result: dict) -> str:
         f", with other programs running (load {machine['load']:.0f})" if is_busy(machine) else "",
         ". ",
     ]
-    if result["least_seconds"]:
-        memory, products = result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9
-        integers = ""
-        if result.get("int8_rate"):
-            rate = result["int8_rate"] / 1e9
-            integers = f"; with weights in int8, a byte for each of them and {rate:,.0f} billion integer operations/s"
-        sentences.append(
-            f"The limit, probed in the same run: {memory:.1f} GB/s read, {products:.0f} GFLOP/s{integers}. "
-        )
+    memory, products = result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9
+    integers = ""
+    if result.get("int8_rate"):
+        rate = result["int8_rate"] / 1e9
+        integers = f"; with weights in int8, a byte for each of them and {rate:,.0f} billion integer operations/s"
+    sentences.append(f"The limit, probed in the same run: {memory:.1f} GB/s read, {products:.0f} GFLOP/s{integers}. ")
     versions = {name: version for packages in result["versions"].values() for name, version in packages.items()}
     if versions.pop("torch", None):
         sentences.append(f"Peers: {', '.join(' '.join(pair) for pair in versions.items())}. ")
