@@ -36,7 +36,7 @@ def measure(args: argparse.Namespace) -> dict:
     by_order = {
         "as they came (`fcfs`)": passes(workload),
         "shortest prompt first (`shortest`)": passes(workload, "shortest"),
-        "greatest `max_tokens` first (`generate`)": passes(workload, planned=True),
+        "largest `max_tokens` first (`generate`)": passes(workload, planned=True),
     }
     return {"least": max(max(outputs), -(-sum(outputs) // AT_ONCE)), "passes": by_order}
 

@@ -496,16 +496,13 @@ def engines_table(result: dict) -> str:
     missing = "".join(f" Missing: {name} ({why})." for name, why in result.get("missing", {}).items())
     machine, names = result["machine"], " ".join(row["engine"] for row in result["rows"])
     notes = ""
-    if "llama-cpp-q8" in names:
-        notes += "Q8_0 cannot store rows of 120 numbers, so llama.cpp's model has each feature four times. Its groups "
-        notes += "of 32 then hold 24 different numbers, and cost what groups of 24 would. "
     if "openvino-int8" in names:
         notes += "OpenVINO keeps keys and values in 8 bits, too. "
     return grid(titles, rows) + (
-        f"\n\n{result['tales']} held-out tales, {result['positions']:,} tokens; ± is a standard error, by tales. "
+        f"\n\n{result['tales']} held-out tales, {result['positions']:,} tokens; ± is the standard error over tales. "
         f"Greedy: the median of {result['openings']} openings unlike those of the training, {GREEDY} tokens each; "
-        '"all" if more than half never differ. All of it is of tinytales, a small model of an easy language: no other '
-        "trained one is at hand. "
+        '"all" if more than half never differ. All figures are for tinytales, a small model of simple '
+        "language; we have no other trained model. "
         f"{notes}{machine['device']}, torch {machine['torch']}{versions}.{missing} `{command(result)}`"
     )
 

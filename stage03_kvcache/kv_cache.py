@@ -1,7 +1,7 @@
 """The keys and values of a batch, kept from step to step, and how much memory they take.
 
-A token's key and value depend only on the tokens before it, so they never change once they are computed. Keeping them
-reduces the work of a step from a whole sequence to a single token.
+A token's key and value depend only on itself and the tokens before it, so they never change once they are computed.
+Keeping them reduces the work of a step from a whole sequence to a single token.
 """
 
 import torch

@@ -23,7 +23,8 @@ class Batch:
         logits_indices: [n_logits], the tokens whose logits are needed.
         sampled, scored: rows of the logits: one for each of `ready`, and the rows that score a prompt.
         num_single: how many rows have a single token.
-        num_slots, n_seq: the part of the cache that those read: slots below `num_slots`, `n_seq` tokens each.
+        num_slots, n_seq: the part of the cache that these single tokens read: slots below `num_slots`, `n_seq` tokens
+            each.
         runs: for each other row, (start and end of its tokens in the step, its slot, its n_seq).
     """
 

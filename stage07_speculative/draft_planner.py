@@ -19,10 +19,10 @@ from .runner import Runner
 TIMED_SIZES = (1, 2, 4, 8, 12, 16, 24, 32)  # tokens of the steps that are timed when the engine is made
 MAX_TOKENS = 64  # in a step with drafts; in a larger one, a draft token costs as much as a prompt's
 PRIOR_RATE = 0.5  # the acceptance rate before anything was tried
-MIN_SPEEDUP = 1.03  # that drafts must promise, because the costs leave something out
+MIN_SPEEDUP = 1.03  # the least predicted speedup that is worth drafting for: the predicted costs are incomplete
 FEW_TRIES, NUM_PROBES = 8, 2  # one request gets 2 drafts until 8 have been tried, if good ones would pay
 GOOD_RATE = 0.9  # the acceptance rate of a good drafter
-FORGET = 200  # each step without drafts forgets one part in 200 of their measured costs
+FORGET = 200  # a step without drafts moves their measured costs 1/200 of the way back to the first ones
 
 
 class DraftPlanner:
@@ -136,8 +136,8 @@ class Acceptance:
 
 
 class Costs:
-    """Seconds of a step by its number of tokens: timed when the engine is made, and corrected by every step since, so
-    they follow the load of the machine and the length of the contexts."""
+    """Seconds of a step by its number of tokens: timed when the engine is made, and corrected by every step since that
+    is no larger than the largest timed one. So they follow the machine's load and the length of the contexts."""
 
     def __init__(self, measured: dict[int, float]):
         self.first, self.measured, self._num_added = dict(measured), measured, 0

@@ -4,10 +4,10 @@ Plain Python: the scheduler knows requests and counts, but no tensors. It owns t
 requests, and asks the block manager for their memory; the engine tells it what arrived and what ended.
 
 Memory is over-committed: a request is admitted when there are blocks for the tokens that it has, not for those that it
-may get. If the blocks run out, the running request with the last rank (the lowest priority, then the latest arrival) is
-preempted: it loses its blocks, keeps its rank in the queue, and is computed again when it is back. The one with the
-first rank is preempted only under the policy "fair", for a request that ranks before it. So it always finishes, then
-the next one does: progress is guaranteed.
+may get. If the blocks run out, the running request with the last rank (the policy's highest number, then the latest
+arrival) is preempted: it loses its blocks, keeps its rank in the queue, and is computed again when it is back. The one
+with the first rank is preempted only for a request that ranks before it, under the policy "fair", or when a beam search
+begins. So it always finishes, then the next one does: progress is guaranteed.
 
 While the first in the queue waits for memory, later ones that fit may overtake it, but none that came more than AHEAD
 after it, so it never starves; and only while a free block remains for each running request to grow into.

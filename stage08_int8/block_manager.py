@@ -215,7 +215,7 @@ class BlockManager:
         return copies
 
     def _pop_free(self) -> int:
-        """Take the least recently used free block, and evict it from the prefix cache."""
+        """Take a free block: one that is not cached or, if none is left, the least recently used, which is evicted."""
         block, _ = self._free.popitem(last=False)
         if block in self._keys:
             self.emit("evicted", block=block)

@@ -126,7 +126,7 @@ class DraftModel:
         while new:
             start, num_tokens = time.perf_counter(), sum(map(len, new.values()))
             next_tokens = self._next(new, drafts)
-            if num_tokens <= 2 * len(new):  # 2 per request follow a step whose drafts were all accepted
+            if num_tokens <= 2 * len(new):  # a request misses 2 tokens after a step that accepted its whole draft
                 self.draft_cost = smoothed(self.draft_cost, time.perf_counter() - start)
             new = {}
             for request, token_id in next_tokens.items():

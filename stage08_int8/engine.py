@@ -61,8 +61,8 @@ class Engine:
 
     def step(self) -> list[Request]:
         """One forward pass over the rows that the scheduler picks, and over the drafts that follow them. A request
-        whose tokens are now all computed (it is ready) gets its next one; as long as that is the one that was guessed,
-        it also gets the one after it, whose logits are there already."""
+        whose tokens are now all computed is ready, and gets its next one. If that token was guessed, the logits after
+        it are there already, so the request gets another, and so on."""
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last by rank are preempted
         drafts = self.speculator.draft(rows)
         batch = Batch.of(rows, self.block_manager, self.scheduler.num_free_seqs, drafts)

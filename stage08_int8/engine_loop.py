@@ -185,7 +185,7 @@ class EngineLoop:
             if self.commands.empty():
                 if self.waiters:
                     return True
-                if self.closing and self.commands.empty():  # in this order: once it is closing, nobody submits
+                if self.closing and self.commands.empty():  # in this order: once `closing` is set, nobody submits
                     return False
             try:
                 self.commands.get()()

@@ -20,7 +20,8 @@ LARGEST = 127  # and -127, not -128, so a number and its negative become the sam
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize each row to int8; returns integers and scales. The row's largest number becomes 127 or -127.
+    """Quantize each row to int8; returns integers and scales. The number that is largest in magnitude becomes 127 or
+    -127.
     [..., n] -> int8 [..., n], float32 [..., 1]"""
     x = x.float()
     scale = x.abs().amax(dim=-1, keepdim=True) / LARGEST  # [..., n] -> [..., 1]

@@ -73,8 +73,8 @@ class Speculator:
         return min(request.max_tokens - len(request.output_token_ids) - 1, MAX_DRAFTS)
 
     def truncate_at_eos(self, request: Request, draft: list[int]) -> list[int]:
-        """The draft up to a token that would end the output, which the row before it finds by itself, or that is not in
-        the vocabulary."""
+        """The draft up to a token that would end the output (the row before it samples that token anyway), or that is
+        not in the vocabulary."""
         ending, size = end_token_ids(request), self.vocab_size
         ends = (i for i, token_id in enumerate(draft) if token_id in ending or not 0 <= token_id < size)
         return draft[: next(ends, len(draft))]

@@ -126,8 +126,8 @@ def test_tiles_that_add_in_another_order(tmp_path):
 WRONG = {
     "one input of each product is left out": (
         "product.c",
-        "k = round_up(end, panel_format(kind) == INT8 ? 2 * GROUP : GROUP);",
-        "k = round_up(end, panel_format(kind) == INT8 ? 2 * GROUP : GROUP) - 4;",
+        "k = round_up(end, panel_format(kind) == INT8 ? 2 * PAD_INPUTS : PAD_INPUTS);",
+        "k = round_up(end, panel_format(kind) == INT8 ? 2 * PAD_INPUTS : PAD_INPUTS) - 4;",
         "linear layer fma_float32",
     ),
     "a single row adds in another way": (
@@ -180,7 +180,7 @@ WRONG = {
     ),
     "what was added to the weights is not taken away": (
         "linear.c",
-        "(ivec)sum - row->sum * above((int)w->kind)",
+        "(ivec)sum - row->sum * offset_of((int)w->kind)",
         "(ivec)sum",
         "sums of integers dot_int8",
     ),

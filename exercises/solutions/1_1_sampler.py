@@ -22,7 +22,7 @@ def distribution(
         scores = [score if score >= kth else -math.inf for score in scores]
     if top_p < 1:
         probabilities, before, kept = softmax(scores), 0.0, set()
-        for token in sorted(range(len(scores)), key=lambda i: (probabilities[i], i), reverse=True):
+        for token in sorted(range(len(scores)), key=lambda i: -probabilities[i]):
             if before < top_p:
                 kept.add(token)
             before += probabilities[token]
@@ -73,8 +73,8 @@ MUTANTS = [
     ("falls off the end", "return last  #", "return len(probabilities)  #", "rounding may leave the sum below u"),
     ("falls off the end, as None", "    return last  # rounding left the sum a little below u\n", "", "is a `return` missing?"),
     ("ties at the k-th are dropped", "score if score >= kth", "score if score > kth", "the k-th best is kept"),
-    ("among equals the lower number first", "key=lambda i: (probabilities[i], i), reverse=True)",
-     "key=lambda i: -probabilities[i])", "the higher id is kept first"),
+    ("among equals the higher number first", "key=lambda i: -probabilities[i])",
+     "key=lambda i: (probabilities[i], i), reverse=True)", "the lower id is kept first"),
     ("more than top_p", "if before < top_p:", "if before <= top_p:", "*at least* top_p"),
     ("min-p before top-p", "    if top_p < 1:\n", "    if min_p > 0:\n        p = softmax(scores)\n"
      "        scores = [s if q >= min_p * max(p) else -math.inf for s, q in zip(scores, p)]\n        min_p = 0\n    if top_p < 1:\n", PASTE),
@@ -96,9 +96,9 @@ TORCH = """def with_torch(logits, temperature, top_k, top_p, min_p):
     if top_k:
         scores[scores < scores.topk(min(top_k, len(scores))).values[-1]] = -torch.inf
     if top_p < 1:
-        order = scores.flip(0).argsort(descending=True, stable=True)
-        p = scores.flip(0)[order].softmax(0)
-        scores[(len(scores) - 1 - order)[p.cumsum(0) - p >= top_p - 1e-7]] = -torch.inf
+        order = scores.argsort(descending=True, stable=True)
+        p = scores[order].softmax(0)
+        scores[order[p.cumsum(0) - p >= top_p - 1e-7]] = -torch.inf
     p = scores.softmax(0)
     return scores.masked_fill(p < min_p * p.max(), -torch.inf).softmax(0).tolist()
 

@@ -117,7 +117,7 @@ static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk
         const char *piece = panel + panel_bytes(kind, k);
         const char *prefetch = k_end < w->in ? panel + panel_bytes(kind, k_end) : after;
         const float fraction = prefetch ? c->prefetch_fraction : 0;
-        if (widened) widen(piece, round_up(k_end, GROUP) - k, wide);
+        if (widened) widen(piece, round_up(k_end, PAD_INPUTS) - k, wide);
         for (int64_t r = 0; r < c->count; r += c->block) {
             const int rows = (int)(c->count - r < c->block ? c->count - r : c->block);
             if (k_end == w->in) prefetch_results(w, begin + r, rows, p * PANEL, epilogue, out, to);
@@ -139,13 +139,13 @@ void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, 
             const Rows *to, const Linear *next) {
     const int kind = (int)w->kind;
     const int64_t panels = num_panels(w), bytes = panel_bytes(kind, w->in), rows = max_chunk_rows(kind, x);
-    const int64_t pieces = (num_rows + rows - 1) / rows * panels; /* one per chunk and panel */
+    const int64_t num_jobs = (num_rows + rows - 1) / rows * panels; /* a job: one chunk times one panel */
     begin_products(kind);
-    PARALLEL_FOR(piece, pieces, team) {
-        const int64_t i = piece / panels, p = piece % panels;
+    PARALLEL_FOR(job, num_jobs, team) {
+        const int64_t i = job / panels, p = job % panels;
         const Chunk chunk = chunk_of(w, num_rows, rows, i);
         const char *after = w->panels + (chunk.streams ? p * bytes + DISTANCE : (p + 1) % panels * bytes);
-        if (piece + 1 == run_of(team, team->rank + 1, pieces)) /* this thread's last one */
+        if (job + 1 == run_of(team, team->rank + 1, num_jobs)) /* this thread's last one */
             after = next ? first_panel(team, next, kind) : NULL;
         one_panel(w, x, i * rows, &chunk, p, epilogue, out, to, after);
     }

@@ -124,7 +124,7 @@ int64_t product_block(int kind, int64_t count) {
         } \
     }
 
-/* x: the first of the rows, which are `stride` numbers apart. panel: the weights of k inputs, a multiple of GROUP.
+/* x: the first of the rows, which are `stride` numbers apart. panel: the weights of k inputs, a multiple of PAD_INPUTS.
  * out_stride: floats from one row of sums to the next. step: bytes to prefetch for every 128 bytes of the panel. */
 INLINE void fma_float32(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
                         int64_t out_stride, int add, const char *prefetch, int64_t step, const int rows) {
@@ -272,7 +272,7 @@ void end_products(int kind) {
 void product(int kind, const Rows *rows, int64_t first, int count, const void *panel, int64_t begin, int64_t end,
              float *out, int64_t stride, const void *prefetch, float prefetch_fraction) {
     const char *x = rows->data + first * rows->stride;
-    const int64_t k = round_up(end, GROUP);
+    const int64_t k = round_up(end, PAD_INPUTS);
     const int64_t step = (int64_t)(128 * prefetch_fraction); /* bytes to prefetch for each 128 of the panel */
 #define ONE(function, type, weight, step, n) \
     case n: \

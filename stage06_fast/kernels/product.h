@@ -4,7 +4,7 @@
 #include "vectors.h"
 
 #define PANEL 32  /* columns of a panel */
-#define GROUP 32  /* a panel's inputs are padded with zeros to a multiple of this */
+#define PAD_INPUTS 32  /* a panel's inputs are padded with zeros to a multiple of this */
 #define BLOCK 32  /* the most rows in a call */
 
 /* How to multiply; see product.c. */
@@ -19,7 +19,7 @@ INLINE int panel_format(int kind) {
 }
 INLINE int64_t panel_bytes(int kind, int64_t k) {
     const int format = panel_format(kind);
-    return PANEL * round_up(k, GROUP) * (format == FLOAT32 || format == SPLIT ? 4 : 2);
+    return PANEL * round_up(k, PAD_INPUTS) * (format == FLOAT32 || format == SPLIT ? 4 : 2);
 }
 
 /* The index in a panel of the weight of input i and column c, in numbers of its format; of a SPLIT, its upper half. */
@@ -38,7 +38,7 @@ int64_t product_block(int kind, int64_t count); /* rows in a pass, so that few a
 /* out[r][c] = sum over i of rows[first + r][i] * panel[i][c], for r < count, c < PANEL.
  *
  * count: rows, at most as many as product_block says.
- * begin, end: of i. begin is a multiple of GROUP; if it is not 0, the sum is added to `out`.
+ * begin, end: of i. begin is a multiple of PAD_INPUTS; if it is not 0, the sum is added to `out`.
  * panel: the weights from input `begin` on.
  * stride: floats from one row of `out` to the next. Tiles also read rows, and overwrite rows of `out`, up to the next
  * multiple of 16, so these must be in memory.

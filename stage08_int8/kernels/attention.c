@@ -29,7 +29,7 @@
  * - For a single query, all heads walk along the keys together. They are neighbors in a block, so memory is read in
  *   runs of 48 KB (GPT-2 small, float32). Head by head it would be 4 KB, and the prefetcher would start over each time.
  * - The prefetcher can't know where the next block is. So the kernel prefetches the piece AHEAD pieces later into the
- *   level 2 cache: four pieces of float32 are 16 KB, half of the level 1 cache of many CPUs.
+ *   level 2 cache; in level 1 four pieces of float32, 16 KB, would take half of the room on many CPUs.
  *
  * This is for an even head_dim from 16 to 128 and blocks of 16, 32, ... tokens. All other sizes go through products.
  */

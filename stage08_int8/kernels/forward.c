@@ -80,7 +80,7 @@ static void layers(const Team *team, const Model *m, const Workspace *w, const C
             keep_last(team, w, width, step);
             step = &work->last, n = step->num_tokens;
         }
-        const Plan *plan = &work->plans[step == &work->last];
+        const Plan *plan = &work->plans[step == &work->last ? 1 : 0];
         paged_attention(team, &w->attended, &w->qkv, &caches[i], step, plan, kind);
         multiply(team, w, &layer->attn_c_proj, &w->attended, n, ADD, w->x, NULL, &layer->c_fc);
         layer_norm(team, &w->normed, w->x, NULL, n, width, layer->ln_2_weight, layer->ln_2_bias, epsilon);

@@ -4,7 +4,7 @@
 /* weight: of the panel's first column. Columns from `columns` on, and inputs from `in` on, become zeros. */
 INLINE void pack_panel(char *panel, const char *weight, const int format, int64_t out_stride, int64_t in_stride,
                        int64_t columns, int64_t in, const int kind) {
-    for (int64_t i = 0; i < round_up(in, GROUP); i++)
+    for (int64_t i = 0; i < round_up(in, PAD_INPUTS); i++)
         for (int64_t c = 0; c < PANEL; c++) {
             const int64_t from = c * out_stride + i * in_stride, to = place(kind, i, c); /* indices, not bytes */
             const float x = i < in && c < columns ? fetch_one(weight, from, format) : 0;
@@ -19,10 +19,10 @@ INLINE void pack_panel(char *panel, const char *weight, const int format, int64_
 
 INLINE void pack_int8(char *panel, const int8_t *weight, int64_t out_stride, int64_t in_stride, int64_t columns,
                       int64_t in, int kind) {
-    for (int64_t i = 0; i < round_up(in, 2 * GROUP); i++)
+    for (int64_t i = 0; i < round_up(in, 2 * PAD_INPUTS); i++)
         for (int64_t c = 0; c < PANEL; c++) {
             const int x = i < in && c < columns ? weight[c * out_stride + i * in_stride] : 0;
-            panel[place(kind, i, c)] = (char)(x + above(kind));
+            panel[place(kind, i, c)] = (char)(x + offset_of(kind));
         }
 }
 

@@ -48,7 +48,7 @@ INLINE void pack_keys(char *panels, int kind, const Cache *c, const int64_t *tab
         const int whole = c->block_size % LANES == 0 && key + LANES <= num_keys;
         const int64_t start = whole ? key_at(c, table, head, key) : 0;
         const char *prefetch = c->keys + key_at(c, table, head, of_next_block(c, key, num_keys)) * size;
-        for (int64_t d = 0; d < round_up(c->head_dim, GROUP); d += 2) {
+        for (int64_t d = 0; d < round_up(c->head_dim, PAD_INPUTS); d += 2) {
             vec pair[2] = {{0}, {0}};
             for (int i = 0; i < 2 && d + i < c->head_dim; i++) {
                 const int64_t offset = (d + i) * c->block_size;
@@ -67,7 +67,7 @@ INLINE void pack_keys(char *panels, int kind, const Cache *c, const int64_t *tab
 INLINE void pack_values(char *panels, int kind, const Cache *c, const int64_t *table, int64_t head,
                         int64_t num_keys, const int format) {
     const int64_t size = size_of(format);
-    for (int64_t key = 0; key < round_up(num_keys, GROUP); key += 2) {
+    for (int64_t key = 0; key < round_up(num_keys, PAD_INPUTS); key += 2) {
         int64_t start[2];
         for (int i = 0; i < 2; i++) start[i] = key + i < num_keys ? value_at(c, table, head, key + i) : -1;
         const char *prefetch = c->values + value_at(c, table, head, of_next_block(c, key, num_keys)) * size;

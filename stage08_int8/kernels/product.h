@@ -4,7 +4,7 @@
 #include "vectors.h"
 
 #define PANEL 32  /* columns of a panel */
-#define GROUP 32  /* a panel's inputs are padded with zeros to a multiple of this; with int8, of twice this */
+#define PAD_INPUTS 32  /* a panel's inputs are padded with zeros to a multiple of this; with int8, of twice this */
 #define BLOCK 32  /* the most rows in a call */
 
 /* How to multiply; see product.c. */
@@ -22,11 +22,11 @@ INLINE int panel_format(int kind) {
 }
 INLINE int64_t panel_bytes(int kind, int64_t k) {
     const int format = panel_format(kind);
-    if (format == INT8) return PANEL * round_up(k, 2 * GROUP);
-    return PANEL * round_up(k, GROUP) * (format == FLOAT32 || format == SPLIT ? 4 : 2);
+    if (format == INT8) return PANEL * round_up(k, 2 * PAD_INPUTS);
+    return PANEL * round_up(k, PAD_INPUTS) * (format == FLOAT32 || format == SPLIT ? 4 : 2);
 }
 /* What is added to a panel's integers where the instruction takes them unsigned. */
-INLINE int above(int kind) { return kind == DOT_INT8 ? ABOVE : 0; }
+INLINE int offset_of(int kind) { return kind == DOT_INT8 ? OFFSET : 0; }
 
 /* The index in a panel of the weight of input i and column c, in numbers of its format; of a SPLIT, its upper half. */
 INLINE int64_t place(int kind, int64_t i, int64_t c) {
@@ -43,10 +43,10 @@ int in_parts(int kind, int rows); /* whether a pass reads a panel's columns part
 int64_t product_block(int kind, int64_t count); /* rows in a pass, so that few and even passes cover `count` rows */
 
 /* out[r][c] = sum over i of rows[first + r][i] * panel[i][c], for r < count, c < PANEL. With int8 the sums are integers
- * of 32 bits in the same memory, and exact: 133,000 products of 127 * 127 fit, half as many with ABOVE.
+ * of 32 bits in the same memory, and exact: 133,000 products of 127 * 127 fit, half as many with OFFSET.
  *
  * count: rows, at most as many as product_block says.
- * begin, end: of i. begin is a multiple of GROUP; if it is not 0, the sum is added to `out`.
+ * begin, end: of i. begin is a multiple of PAD_INPUTS; if it is not 0, the sum is added to `out`.
  * panel: the weights from input `begin` on.
  * stride: floats from one row of `out` to the next. Tiles also read rows, and overwrite rows of `out`, up to the next
  * multiple of 16, so these must be in memory.

@@ -21,8 +21,8 @@ void quantize(const Team *team, const Rows *to, const Rows *from, int64_t num_ro
         const float largest = largest_of(magnitude), per_unit = largest > 0 ? 127 / largest : 0;
         int nan = 0;
         for (int i = 0; i < LANES; i++) nan |= nans[i];
-        for (int64_t c = 0; c < round_up(width, 2 * GROUP); c += LANES) { /* padded with zeros */
-            /* In a float as large as 1.5 * 2^23, the lowest bits are an integer. */
+        for (int64_t c = 0; c < round_up(width, 2 * PAD_INPUTS); c += LANES) { /* padded with zeros */
+            /* Adding 1.5 * 2^23 rounds to an integer, which is then in the float's lowest bits. */
             const vec rounded = multiply_add(splat(12582912.0f), read_row(from, r, c, width - c), splat(per_unit));
             const ivec integers = (ivec)rounded - 0x4b400000;
             char *at = to->data + r * to->stride + c * size_of((int)to->format);
@@ -46,7 +46,7 @@ void embed_int8(const Team *team, float *x, const Linear *wte, const void *wpe, 
         const uint8_t *panel = (const uint8_t *)wte->panels + token / PANEL * panel_bytes(kind, n_embd);
         const char *position = (const char *)wpe + positions[t] * row;
         for (int64_t c = 0; c < n_embd; c++) {
-            const int8_t weight = (int8_t)(panel[place(kind, c, token % PANEL)] - above(kind));
+            const int8_t weight = (int8_t)(panel[place(kind, c, token % PANEL)] - offset_of(kind));
             x[t * n_embd + c] = wte->scales[token] * (float)weight + fetch_one(position, c, (int)format);
         }
     }

@@ -141,20 +141,20 @@ INLINE void interleave(vec *two) {
 #endif
 
 /* In each lane, sum += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3, where `fours` holds the a's. Where the instruction takes
- * one factor unsigned, that is the weight, with ABOVE added. (AVX2's older vpmaddubsw saturates sums of pairs at 16
- * bits, which is wrong for weights of 127.) */
+ * one factor unsigned, that is the weight, with OFFSET added. (AVX2's older vpmaddubsw is no substitute: it
+ * saturates sums of pairs at 16 bits, and 2 * 255 * 127 does not fit.) */
 #if defined(HAS_DOT_INT8)
 #elif defined(__AVX512VNNI__)
 #define HAS_DOT_INT8
-#define ABOVE 128
+#define OFFSET 128
 #define DOT_INT8S(sum, fours, w) (sum) = (vec)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(w), (__m512i)(fours))
 #elif defined(__AVXVNNI__)
 #define HAS_DOT_INT8
-#define ABOVE 128
+#define OFFSET 128
 #define DOT_INT8S(sum, fours, w) (sum) = (vec)_mm256_dpbusd_avx_epi32((__m256i)(sum), (__m256i)(w), (__m256i)(fours))
 #endif
-#ifndef ABOVE
-#define ABOVE 0
+#ifndef OFFSET
+#define OFFSET 0
 #endif
 
 /* In each lane, sum += a0 * w0 + a1 * w1, for pairs of int16. Every CPU has this in some form. */

@@ -36,7 +36,7 @@
 
 /* sum += four products: of the weight's bytes, which have no sign, and the row's, which have. */
 #define HAS_DOT_INT8
-#define ABOVE 128
+#define OFFSET 128
 #define DOT_INT8S(sum, fours, w) \
     do { \
         for (int lane = 0; lane < LANES; lane++) { \
