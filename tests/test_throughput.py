@@ -808,7 +808,7 @@ def test_a_race():
 
 def test_the_front_page_says_how_it_compares_with_vllm():
     claim = re.search(
-        r"at least (\S+) times as many of them a second as\s+vLLM", (ROOT / "README.md").read_text("utf-8")
+        r"at least (\S+) times as many tokens a second as\s+vLLM", (ROOT / "README.md").read_text("utf-8")
     )
     ratios, cpus = [], set()
     for path in (ROOT / "bench" / "results").glob("*/*.json"):
@@ -819,8 +819,8 @@ def test_the_front_page_says_how_it_compares_with_vllm():
             ratios.append(speeds["stage06_fast"] / speeds["vllm"])
             cpus.add(path.parent.name)
     assert float(claim[1]) <= min(ratios) < float(claim[1]) + 0.1
-    assert len(cpus) == 4
-    assert f"in all {len(ratios)} comparisons, on four kinds of CPU" in (ROOT / "README.md").read_text("utf-8")
+    assert cpus == {"avx512", "amx", "avx2", "avx2-xeon"}  # the last is the CPU of "amx", held to AVX2
+    assert f"in all {len(ratios)} comparisons, on three CPUs" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_the_picture_of_the_memory_hierarchy_shows_what_was_measured():
