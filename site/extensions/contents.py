@@ -1,9 +1,9 @@
-"""Every page's place in the sidebar, without a list to keep: a page belongs to the nearest README above it. And what
-only the site's front page has."""
+"""Every page's place in the sidebar, without a list to keep: a page belongs to the nearest README above it, in the
+order of that README's links. And what only the site's front page has."""
 
 import re
 from fnmatch import fnmatch
-from posixpath import dirname
+from posixpath import dirname, relpath
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -61,7 +61,13 @@ def add_toctrees(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname == "README":
         source[0] += "".join(toctree(pages, heading) for heading, pages in headings(pages).items() if pages)
     else:
-        source[0] += toctree(pages)
+        source[0] += toctree(sorted(pages, key=lambda page: first_link(source[0], relpath(page, dirname(docname)))))
+
+
+def first_link(text: str, page: str) -> int:
+    """Where a README links to a page for the first time; behind its end if it doesn't."""
+    place = text.find(f"]({page}.md")
+    return place if place >= 0 else len(text)
 
 
 def outdated_readmes(app: Sphinx, env: BuildEnvironment, added: set, changed: set, removed: set) -> list[str]:

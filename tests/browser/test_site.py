@@ -92,6 +92,11 @@ def test_every_text_has_a_page_that_the_root_leads_to(site, texts):
     assert [path for path in documents() if page_of(site, path) not in reached] == []
 
 
+def test_the_sidebar_has_the_pages_of_a_chapter_in_their_order(site, texts):
+    page = texts[page_of(site, ROOT / "stage05_paged/README.md")]
+    assert 0 < page.index('href="SHARING.html">Stage 5, second') < page.index('href="KERNEL.html">Stage 5, third')
+
+
 def test_no_link_is_broken(site, texts):
     ids = {page: set(re.findall(r'\b(?:id|name)="([^"]*)"', text)) for page, text in texts.items()}
     broken = []
