@@ -51,6 +51,10 @@ def draw(probabilities: list[float], u: float) -> int:
 
 PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
+    ("tiny temperatures are greedy", "if temperature == 0:", "if temperature < 1e-5:", "only 0 itself takes the best token"),
+    ("the last one, or the one before", "    return last  # rounding left the sum a little below u\n",
+     "    return len(probabilities) - 1 - (probabilities[-1] == 0)\n", "rounding may leave the sum below u"),
+    ("a tolerance around u", "if total > u:", "if total > u + 1e-6:", "without a tolerance"),
     ("low temperatures are greedy", "if temperature == 0:", "if temperature <= 0.005:", "only 0 itself takes the best token"),
     ("no top-k where it is hot", "if 0 < top_k <", "if temperature <= 2 and 0 < top_k <", "at any temperature"),
     ("multiplies by the temperature", "logit / temperature", "logit * temperature", "multiplied by the temperature"),
@@ -86,7 +90,7 @@ MUTANTS = [
     ("a temperature just above zero for greedy", "        best = logits.index(max(logits))\n        return [float(i == best) for i in range(len(logits))]\n",
      "        temperature = 1e-6\n", "they share"),
     ("top-k of one too many", "reverse=True)[top_k - 1]", "reverse=True)[top_k]", "one too many"),
-    ("stops before u", "if total > u:", "if total > u + 0.01:", PASTE),
+    ("stops before u", "if total > u:", "if total > u + 0.01:", "without a tolerance"),
 ]  # fmt: skip
 
 TORCH = """def with_torch(logits, temperature, top_k, top_p, min_p):

@@ -22,6 +22,9 @@ def generate(
 
 LIVE = "        live = [i for i in live if len(outputs[i]) < max_tokens[i] and outputs[i][-1] != eos]\n"
 MUTANTS = [
+    ("by the identity of a prompt", ("    outputs: list[list[int]] = [[] for _ in prompts]\n", "outputs[i].append(token)", "len(outputs[i]) < max_tokens[i] and outputs[i][-1] != eos", "return outputs"),
+     ("    outputs = {id(prompt): [] for prompt in prompts}\n", "outputs[id(prompts[i])].append(token)",
+      "len(outputs[id(prompts[i])]) < max_tokens[i] and outputs[id(prompts[i])][-1] != eos", "return [outputs[id(prompt)] for prompt in prompts]"), "two requests may have the same prompt"),
     ("row r is request r", "for i, token in zip(live, step([sequences[i] for i in live]), strict=True):",
      "for i, token in enumerate(step([sequences[i] for i in live])):", "row r is no longer request r"),
     ("with the prompt", "return outputs", "return sequences", "not part of the result"),

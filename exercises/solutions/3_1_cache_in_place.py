@@ -29,6 +29,9 @@ class Cache:
 # --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 MUTANTS = [
+    ("each layer counts by itself", ("        self.length = 0\n", "        end = self.length + k.shape[2]\n", "        keys[:, :, self.length :] = k\n        values[:, :, self.length :] = v\n"),
+     ("        self.length, self.filled = 0, [0] * n_layer\n", "        end = self.filled[layer] + k.shape[2]\n",
+      "        keys[:, :, self.filled[layer] :] = k\n        values[:, :, self.filled[layer] :] = v\n        self.filled[layer] = end\n"), "only `advance` moves `length`"),
     ("moves within the step", "        return keys, values\n", "        self.length = end\n        return keys, values\n",
      "layer 1 wrote after layer 0's columns"),
     ("returns the new columns", "return keys, values", "return k, v", "attention needs all"),

@@ -48,6 +48,8 @@ class Scheduler:
 # --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
 
 MUTANTS = [
+    ("admits as if nothing were computed", "            self.running.append(request)\n            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)\n",
+     "            self.running.append(request)\n            num_tokens = min(request.num_tokens, budget)\n", "what it has to compute is the difference"),
     ("computes everything again", "num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)\n            if",
      "num_tokens = min(request.num_tokens, budget)\n            if", "only the new token"),
     ("no limit of requests", " and len(self.running) < self.max_num_seqs", "", "at most max_num_seqs"),

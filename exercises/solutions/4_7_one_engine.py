@@ -85,6 +85,11 @@ FAILED = """            for request, answers in waiting.items():
 """
 END = "        if not waiting:  # and closing, and there is no command left\n            return\n"
 MUTANTS = [
+    ("once closed, nobody leaves", "if of[0] in waiting:", "if of[0] in waiting and not closing:", "expected:"),
+    ("closed twice is open", "                closing = True\n", "                closing = not closing\n", "no command will come"),
+    ("only some errors of a request", "                except Exception as error:\n", "                except (ValueError, KeyError) as error:\n", "TypeError"),
+    ("only some errors of a step", "        except Exception as error:\n            for", "        except (MemoryError, RuntimeError) as error:\n            for", "OSError"),
+    ("looks again and again", "            what, *of = commands.get()\n", "            try:\n                what, *of = commands.get(timeout=0.001)\n            except __import__('queue').Empty:\n                continue\n", "sleep in commands.get()"),
     ("one command a step", WHEN, "if not commands.empty() or not (waiting or closing):", "all commands that have come"),
     ("joins when all have ended", WHEN, "while not waiting and not (closing and commands.empty()):", "joins the others at the next step"),
     ("waits for a command before each step", WHEN, "for _ in range(1):", "must not wait for a command"),
@@ -99,7 +104,7 @@ MUTANTS = [
     ("the engine is not told of an abort", ABORT, ABORT.replace("                    engine.abort(of[0])\n", ""), "must not wait for a command"),
     ("an abort that comes late", ABORT, "                engine.abort(of[0])\n                waiting.pop(of[0]).put(None)\n", "KeyError"),
     ("an abort is put off", ABORT, "                late = of[0]\n", "expected:"),
-    ("a bad request ends the thread", ADD, "                engine.add(of[0])\n                waiting[of[0]] = of[1]\n", "ValueError"),
+    ("a bad request ends the thread", ADD, "                engine.add(of[0])\n                waiting[of[0]] = of[1]\n", "TypeError"),
     ("a bad request ends all", ADD, ADD + "                    for other in waiting.values():\n                        other.put(error)\n                    waiting.clear()\n", "KeyError"),
     ("a bad request is waited for", ADD, "                waiting[of[0]] = of[1]\n                try:\n                    engine.add(of[0])\n                except Exception as error:\n                    of[1].put(error)\n", "must not step"),
     ("the last request has come before it is closed", CLOSED, "", "come after it was closed"),
@@ -108,7 +113,7 @@ MUTANTS = [
     ("what is in the queue is not answered", WHEN, "while not (closing and not waiting) and (not commands.empty() or not waiting):", "come after it was closed"),
     ("closed means all are aborted", "                closing = True\n", "                closing = True\n                for request, answers in waiting.items():\n                    engine.abort(request)\n                    answers.put(None)\n"
      "                waiting.clear()\n", "go on to their end"),
-    ("a step that fails ends the thread", FAILED, "            raise\n", "MemoryError"),
+    ("a step that fails ends the thread", FAILED, "            raise\n", "OSError"),
     ("a step that fails is passed over", FAILED, "            pass\n", "all its requests have failed"),
     ("one caller hears of the error", FAILED, FAILED.replace("answers.put(error)", "answers.put(error if request == next(iter(waiting)) else None)"), "all its requests have failed"),
     ("the engine keeps what has failed", FAILED, FAILED.replace("                engine.abort(request)\n", ""), "expected:"),

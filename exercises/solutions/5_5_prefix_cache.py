@@ -82,6 +82,8 @@ CUT = "yield tuple(token_ids[start : start + self.block_size])"
 BY_BLOCK = "if (entry.before and entry.before.block) == (before and before.block) and entry.tokens == tokens:"
 PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
+    ("tokens as a text", CUT, "yield ''.join(map(str, token_ids[start : start + self.block_size]))", "have the same digits"),
+    ("what is before by its hash", COMPARED, "if hash(entry.before and entry.before.tokens) == hash(before and before.tokens) and entry.tokens == tokens:", "expected:"),
     ("half blocks", "len(token_ids) - self.block_size + 1, self.block_size):", "len(token_ids), self.block_size):",
      "only full blocks"),
     ("the whole prompt", "self.cut(token_ids[:-1])", "self.cut(token_ids)", "one token must be left"),

@@ -49,6 +49,10 @@ SEARCH = """            ends = [i for i in range(n, len(self.token_ids)) if self
 """
 PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
+    ("a text for each n-gram", (ENTER, GUESS), (ENTER.replace("tuple(self.token_ids[end - n :])", "''.join(map(str, self.token_ids[end - n :]))"),
+     GUESS.replace("tuple(self.token_ids[-n:])", "''.join(map(str, self.token_ids[-n:]))")), "have the same digits"),
+    ("a hash for each n-gram", (ENTER, GUESS), (ENTER.replace("tuple(self.token_ids[end - n :])", "hash(tuple(self.token_ids[end - n :]))"),
+     GUESS.replace("tuple(self.token_ids[-n:])", "hash(tuple(self.token_ids[-n:]))")), "a hash is not enough"),
     ("with the match", "self.token_ids[place : place + count]", "self.token_ids[place - n : place - n + count]", "after the match"),
     ("one too far", "self.token_ids[place : place + count]", "self.token_ids[place + 1 : place + 1 + count]", "right after the match"),
     ("as many as there are", GIVE, "                return self.token_ids[place:]\n", "guess at most count"),
@@ -109,8 +113,8 @@ ALSO_RIGHT = [
      ("self.places[(n, *self.token_ids[end - n :])]", "self.places.get((n, *self.token_ids[-n:]))")),
     ("a tree, from the last token backwards", (ADD, "        for n in (4, 3, 2):\n" + GUESS), (TREE, WALK)),
     ("a number for each n-gram", (ENTER, GUESS),
-     ("                self.places[int.from_bytes(b''.join(t.to_bytes(8, 'big') for t in (n, *self.token_ids[-n:])), 'big')] = end\n",
-      "            if len(self.token_ids) < n:\n                continue\n            place = self.places.get(int.from_bytes(b''.join(t.to_bytes(8, 'big') for t in (n, *self.token_ids[-n:])), 'big'))\n")),
+     ("                self.places[int.from_bytes(b''.join(t.to_bytes(16, 'big') for t in (n, *self.token_ids[-n:])), 'big')] = end\n",
+      "            if len(self.token_ids) < n:\n                continue\n            place = self.places.get(int.from_bytes(b''.join(t.to_bytes(16, 'big') for t in (n, *self.token_ids[-n:])), 'big'))\n")),
     ("the last four kept apart, one token of a guess after another", ("        self.add(token_ids)\n", ADD, GUESS, "                following = self.token_ids[place : place + count]\n" + GIVE),
      ("        self.last = ()\n        self.add(token_ids)\n",
       "            for n in range(2, len(self.last) + 1):\n                self.places[self.last[-n:]] = len(self.token_ids)\n"

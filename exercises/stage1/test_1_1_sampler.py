@@ -27,6 +27,8 @@ def test_temperature(work):
     said = {"even a very low temperature divides: only 0 itself takes the best token": [0, 1]}
     got = work.distribution([0.0, 0.001], temperature=0.001)
     expect("logits 0 and 0.001 at temperature 0.001", got, shares(1, math.e), said)
+    got = work.distribution([1.0, 1.0], temperature=1e-6)
+    expect("two equal logits at temperature 0.000001", got, [0.5, 0.5], {"only 0 itself takes the best token": [1, 0]})
     expect("logits 1000 and 999", work.distribution([1000.0, 999.0]), shares(math.e, 1), tolerance=1e-6)
 
 
@@ -95,6 +97,15 @@ def test_draw(work):
     got = work.draw([0.3, 0.3, 0.3, 0.09999999, 0.0], u)
     said = "rounding may leave the sum below u; then return the last token whose probability is not 0"
     expect("u just below 1, 0.3, 0.3, 0.3, 0.09999999, 0", got, 3, {said: OneOf([4, 5])})
+    got = work.draw([0.3, 0.3, 0.3, 0.09999999, 0.0, 0.0], u)
+    expect("the same with one more 0", got, 3, {said: OneOf([4, 5, 6])})
+    got = work.draw([0.25, 0.25, 0.5], 0.25 - 1e-9)
+    expect(
+        "u a billionth below 0.25, probabilities 0.25, 0.25, 0.5",
+        got,
+        0,
+        {"compare with u itself, without a tolerance": 1},
+    )
     expect("u just below 1, ten times 0.1 (they sum to less than 1)", work.draw([0.1] * 10, u), 9, {said: 10})
 
 

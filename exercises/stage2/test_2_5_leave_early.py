@@ -51,6 +51,10 @@ def test_results(work):
     expect(
         "prompts 1 and 1, outputs 1 and 3", work.generate(Model(), [[1], [1]], [1, 3], EOS), [[11], [11, 12, 13]], said
     )
+    prompt = [1]
+    got = work.generate(Model(), [prompt, prompt], [1, 3], EOS)
+    said = {"results are keyed by prompt, but two requests may have the same prompt": [[11, 11, 12], [11, 11, 12]]}
+    expect("the same list twice as a prompt, outputs 1 and 3", got, [[11], [11, 12, 13]], said)
 
 
 def test_rows(work):

@@ -39,6 +39,23 @@ def test_values(work):
         expect(f"length after step {step}", cache.length, (5, 6, 7, 9)[step])
 
 
+def test_only_advance_moves_on(work):
+    cache = work.Cache(**SIZES)
+    cache.advance(0)
+    cache.update(0, *new(2, 0))
+    k, v = new(2, 1)
+    keys, values = cache.update(0, k, v)
+    said = {"update writes from `length` on, however often; only `advance` moves `length`": [2, 2, 4, 4]}
+    expect(
+        "a layer updated twice with 2 columns, without `advance`: shape of the keys",
+        list(keys.shape),
+        [2, 2, 2, 4],
+        said,
+    )
+    expect("its keys", keys[0, 0, :, 0], k[0, 0, :, 0])
+    expect("its values", values[0, 0, :, 0], v[0, 0, :, 0])
+
+
 def test_nothing_is_copied(work):
     cache = work.Cache(**SIZES)
     first, second, third = [], [], []

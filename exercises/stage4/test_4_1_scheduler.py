@@ -46,6 +46,16 @@ def test_prefill_then_decode(work):
     )
 
 
+def test_a_request_that_comes_with_computed_tokens(work):
+    request = work.Request("A", 8)
+    request.num_computed_tokens = 5
+    scheduler = work.Scheduler(2, 100)
+    scheduler.add(request)
+    got = [(one.name, count) for one, count in scheduler.schedule()]
+    said = {"what it has to compute is the difference: num_tokens - num_computed_tokens": [("A", 8)]}
+    expect("a request of 8 tokens, of which 5 are computed, is admitted", got, [("A", 3)], said)
+
+
 def test_admits_and_retires(work):
     engine = Engine(work, 2, 100)
     for name, output in (("A", 1), ("B", 3), ("C", 2)):

@@ -77,6 +77,11 @@ def check_split(work, prompt, choice, encode):
         ("no token is left for the choice: where the two merge, encode each by itself", [first, whole[len(first) :]]),
         ("the prompt's tokens are those of the prompt encoded by itself", [whole[: len(first)], right[1]]),
     ]  # fmt: skip
+    if prompt != prompt.lstrip():
+        inner = encode(prompt.strip())
+        mistakes.append(
+            ("only the whitespace at the prompt's *end* belongs to the choice", [inner, whole[len(inner) :]])
+        )
     only_spaces = encode(prompt.rstrip(" "))
     if only_spaces != first:
         mistakes.append(("a line end is white space too, like a space", [only_spaces, whole[len(only_spaces) :]]))
@@ -96,6 +101,7 @@ def test_split(work):
     check_split(work, "walk", "ing.", toy)
     check_split(work, "walk ", " ", toy)
     check_split(work, "in ", "fact", toy)
+    check_split(work, " the sky is ", "blue", toy)
 
 
 # --- log_probability --------------------------------------------------------------------------------------------------
@@ -193,6 +199,7 @@ def test_choose(work):
     check_choice(work, [-20001.0, -20000.0], ["a", "b"], False)
     check_choice(work, [-20000.0001, -20000.0], ["a", "b"], False)
     check_choice(work, [-1.0005, -1.0], ["a", "b"], False)
+    check_choice(work, [-3e6, -2e6], ["a", "b"], False)
 
 
 def test_accuracy(work):
@@ -202,6 +209,8 @@ def test_accuracy(work):
     said = {"None means no answer, not answer 0": 1.0}
     expect("one question that failed, where 0 is right", work.accuracy([None], [0]), 0.0, said)
     expect("two right answers", work.accuracy([1, 0], [1, 0]), 1.0)
+    said = {"compare numbers with ==: `is` compares objects, and two that are equal may be two": 0.0}
+    expect("answer 70,000, which is right", work.accuracy([int("70000")], [int("70000")]), 1.0, said)
 
 
 # --- Against slow references, and the engine --------------------------------------------------------------------------

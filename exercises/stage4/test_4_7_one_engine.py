@@ -40,6 +40,12 @@ class Commands:
     def get(self, block=True, timeout=None):
         if not block:
             return self.get_nowait()
+        if timeout is not None and timeout < 1:
+            raise Stop(
+                "the loop sleeps",
+                f"get(timeout={timeout}) wakes it again and again",
+                "without requests, sleep in commands.get()",
+            )
         if not self.items:
             if self.running:
                 raise Stop(
@@ -71,7 +77,7 @@ class Engine:
 
     def add(self, request):
         if not self.lengths[request]:
-            raise ValueError(f"{request!r} has no token to give")
+            raise (TypeError if len(self.commands.running) else ValueError)(f"{request!r} has no token to give")
         self.commands.log.append(f"add {request}")
         self.commands.running[request] = 0
 
@@ -89,7 +95,7 @@ class Engine:
         commands.log.append("step " + " ".join(commands.running))
         commands.come(commands.steps)
         if commands.steps in self.fails:
-            raise MemoryError("no room for this step")
+            raise (MemoryError if commands.steps % 2 else OSError)("this step failed")
         news = []
         for request in list(commands.running):
             token = token_of(request, commands.running[request])
@@ -164,7 +170,7 @@ def slowly(lengths, script, fails=(), mistake=""):
                 try:
                     engine.add(of[0])
                     waiting[of[0]] = of[1]
-                except ValueError as error:
+                except (TypeError, ValueError) as error:
                     of[1].put(error)
             if mistake in ("closes at once", "aborts at close") and what == "close":
                 for request in waiting:
@@ -176,7 +182,7 @@ def slowly(lengths, script, fails=(), mistake=""):
             return commands.log, {name: of.items for name, of in answers.items()}
         try:
             news = engine.step() if waiting else []
-        except MemoryError as error:
+        except (MemoryError, OSError) as error:
             for number, request in enumerate(list(waiting)):
                 engine.abort(request)
                 waiting.pop(request).put(error if mistake != "one error" or not number else None)
@@ -253,6 +259,8 @@ def test_close(work):
     check(work, {"a": 3, "b": 3}, [(0, "add a"), (2, "close"), (2, "add b")])
     check(work, {"b": 3}, [(0, "close"), (0, "add b"), (0, "abort b")])
     check(work, {"a": 2, "b": 3}, [(0, "add a"), (2, "close"), (2, "add b")])
+    check(work, {"a": 5}, [(0, "add a"), (1, "close"), (2, "abort a")])
+    check(work, {"a": 3, "b": 2}, [(0, "add a"), (1, "close"), (1, "close"), (1, "add b")])
 
 
 def test_a_step_that_fails(work):

@@ -242,3 +242,19 @@ def test_a_large_cache(work):
     found = work.each(cache, "find", [([prompt[0], prompt[1] + count, 1],) for prompt in prompts])
     require(not any(found), f"{count} prompts that were never entered", "nothing", "blocks of others",
             "the tokens are represented by something shorter, such as a hash: compare all of them")  # fmt: skip
+
+
+def test_tokens_that_look_alike(work):
+    """Written one after another, 1 and 23 are 12 and 3. And Python gives 1 and 2^61 the same hash."""
+    cache = work.PrefixCache(2)
+    cache.enter([1, 23, 9], [0])
+    said = {"compare the tokens, not a text made of them: 1, 23 and 12, 3 have the same digits": [0]}
+    expect("1, 23 was entered; find 12, 3", cache.find([12, 3, 9]), [], said)
+    like_one = 2**61
+    cache = work.PrefixCache(2)
+    cache.enter([1, 2, 7, 8, 0], [0, 1])
+    cache.enter([like_one, 2, 0], [5])
+    said = {"a hash is never enough: the tokens before a block must be equal, too": [[5, 1], [0, 1]]}
+    said = {what: OneOf(answers) for what, answers in said.items()}
+    expect(f"1, 2, 7, 8 in 0, 1 and {like_one}, 2 in 5; find {like_one}, 2, 7, 8",
+           cache.find([like_one, 2, 7, 8, 9]), [5], said)  # fmt: skip

@@ -201,3 +201,14 @@ def test_nothing_is_searched(work):
                 Token.compared, SEARCHED)  # fmt: skip
         usual = sorted(taken)[15]  # a growing list or dictionary is reallocated now and then
         require(usual < 10_000, f"{case}: bytes allocated by most of them", "fewer than 10,000", usual, copied[what])
+
+
+def test_tokens_that_look_alike(work):
+    """Written one after another, 1 and 23 are 12 and 3; packed into 32 bits each, or hashed, others are alike."""
+    said = {"compare the tokens, not a text made of them: 1, 23 and 12, 3 have the same digits": [7, 8]}
+    check(work, [1, 23, 7, 8, 12, 3], 2, [], said)
+    said = {"tokens have no upper limit: a number for a pair must not be that of another pair": [7, 8]}
+    check(work, [1, 2, 7, 8, 0, 2**32 + 2], 2, [], said)
+    said = {"a hash is not enough: the tokens themselves must be equal": [7, 8]}
+    check(work, [1, 2, 7, 8, 2**61, 2], 2, [], said)
+    check(work, [2**64, 2**65, 7, 8, 2**64, 2**65], 2, [7, 8])
