@@ -84,7 +84,19 @@ FAILED = """            for request, answers in waiting.items():
             waiting.clear()
 """
 END = "        if not waiting:  # and closing, and there is no command left\n            return\n"
+STREAM = """def stream(request: str, commands: SimpleQueue, answers: SimpleQueue) -> Iterator[int]:
+    \"\"\"A caller: hands a request in, and yields its tokens as they come.\"\"\"
+    commands.put(("add", request, answers))
+"""
+EAGER = """def stream(request, commands, answers):
+    commands.put(("add", request, answers))
+    return rest(request, commands, answers)
+
+
+def rest(request, commands, answers):
+"""
 MUTANTS = [
+    ("who leaves before the first token is served on", STREAM, EAGER, "before its first token"),
     ("once closed, nobody leaves", "if of[0] in waiting:", "if of[0] in waiting and not closing:", "expected:"),
     ("closed twice is open", "                closing = True\n", "                closing = not closing\n", "no command will come"),
     ("only some errors of a request", "                except Exception as error:\n", "                except (ValueError, KeyError) as error:\n", "TypeError"),

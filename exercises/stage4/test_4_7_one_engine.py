@@ -398,6 +398,12 @@ def test_a_caller_who_leaves(work):
         case = f"stream of three tokens, closed after {read}: its commands"
         said = {"abort a request whose caller has left: nobody reads its tokens": [("add", "a")]}
         expect(case, asked(commands), [("add", "a"), ("abort", "a")], said)
+    commands, _, stream = reading(work, 11, None)
+    stream.close()
+    got = asked(commands)
+    right = [("add", "a"), ("abort", "a")] if got else []
+    said = {"a caller may leave before its first token: what was handed in must be aborted": [("add", "a")]}
+    expect("stream, closed before its first token: its commands", got, right, said)
 
 
 def test_a_caller_who_is_interrupted(work):
