@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from bench import machine
 
 ROOT = Path(__file__).parent.parent
 CPUINFO = Path("/proc/cpuinfo")
@@ -30,6 +33,21 @@ def test_a_program_and_what_it_starts_see_avx2_and_no_more():
 def test_a_result_says_so():
     done = run(sys.executable, "-c", "from bench.machine import cpu_name; print(cpu_name())")
     assert done.stdout.endswith(" held to AVX2\n") == ("avx512f" in FLAGS), done.stderr
+
+
+@pytest.mark.skipif(not CPUINFO.exists(), reason="no /proc/cpuinfo")
+@pytest.mark.parametrize(
+    ("flags", "capability", "name"),
+    [
+        ("avx2", "AVX2", "A CPU with AVX2"),
+        ("avx2 avx512f", "AVX2", "A CPU held to AVX2"),
+        ("avx2 avx512f", "AVX512", "A CPU"),
+    ],
+)
+def test_the_name_of_a_cpu_says_whether_it_has_or_is_held_to_avx2(monkeypatch, flags, capability, name):
+    monkeypatch.setattr(machine.Path, "read_text", lambda _: f"model name : A CPU\nflags : fpu {flags} sse\n")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert machine.cpu_name() == name
 
 
 @HIDES

@@ -42,7 +42,7 @@ def accuracy(answers: list[int | None], references: list[int]) -> float:
 CHOSEN = "torch.log_softmax(logits[num_prompt - 1 : -1].double(), dim=-1)"
 MUTANTS = [
     ("whitespace at the beginning, too", "begin = prompt.rstrip()", "begin = prompt.strip()", "at the prompt's *end*"),
-    ("the right answer is the same object", "sum(answer == reference for", "sum(answer is reference for", "expected:"),
+    ("the right answer is the same object", "sum(answer == reference for", "sum(answer is reference for", "compare numbers with =="),
     ("no choice is worse than a million", "    return max(range(len(values)), key=lambda i: values[i])\n",
      "    best, most = 0, -1e6\n    for i, value in enumerate(values):\n        if value > most:\n            best, most = i, value\n    return best\n", "expected:"),
     ("begins at -1000", "    return max(range(len(values)), key=lambda i: values[i])\n",

@@ -83,7 +83,9 @@ BY_BLOCK = "if (entry.before and entry.before.block) == (before and before.block
 PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("tokens as a text", CUT, "yield ''.join(map(str, token_ids[start : start + self.block_size]))", "have the same digits"),
-    ("what is before by its hash", COMPARED, "if hash(entry.before and entry.before.tokens) == hash(before and before.tokens) and entry.tokens == tokens:", "expected:"),
+    ("what is before by its hash", ("default_factory=list)\n", HASH, COMPARED),
+     ("default_factory=list)\n\n    def __post_init__(self):\n        self.chain = hash((self.before and self.before.chain, self.tokens))\n",
+      "return self.hash_function(tokens)", "if (entry.before and entry.before.chain) == (before and before.chain) and entry.tokens == tokens:"), "a hash is never enough"),
     ("half blocks", "len(token_ids) - self.block_size + 1, self.block_size):", "len(token_ids), self.block_size):",
      "only full blocks"),
     ("the whole prompt", "self.cut(token_ids[:-1])", "self.cut(token_ids)", "one token must be left"),

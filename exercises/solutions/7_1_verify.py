@@ -28,7 +28,7 @@ LOOP = """        token = sample(row, token_ids + tokens)
 RETURN = "    return tokens, len(token_ids) + len(tokens) - 1\n"
 WORTHLESS = "they are worthless, even if they agree again"
 MUTANTS = [
-    ("the end is the same object", "token == end or", "token is end or", "expected:"),
+    ("the end is the same object", "token == end or", "token is end or", "compare numbers with =="),
     ("goes on after a refused guess", " or [token] != drafts[i : i + 1]:", ":", WORTHLESS),
     ("goes on where guesses agree again", LOOP, "        token = sample(row, token_ids + tokens)\n        if i == 0 or i == len(drafts) or [token] == drafts[i : i + 1]:\n"
      "            tokens.append(token)\n", "no unverified guess"),

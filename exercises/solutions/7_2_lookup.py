@@ -51,6 +51,8 @@ PASTE = "Paste this into Python"  # the message where the random comparison find
 MUTANTS = [
     ("a text for each n-gram", (ENTER, GUESS), (ENTER.replace("tuple(self.token_ids[end - n :])", "''.join(map(str, self.token_ids[end - n :]))"),
      GUESS.replace("tuple(self.token_ids[-n:])", "''.join(map(str, self.token_ids[-n:]))")), "have the same digits"),
+    ("32 bits a token", (ENTER, GUESS), (ENTER.replace("tuple(self.token_ids[end - n :])", "__import__('functools').reduce(lambda key, t: key * 2**32 + t, self.token_ids[end - n :], 1)"),
+     GUESS.replace("tuple(self.token_ids[-n:])", "__import__('functools').reduce(lambda key, t: key * 2**32 + t, self.token_ids[-n:], 1)")), "no upper limit"),
     ("a hash for each n-gram", (ENTER, GUESS), (ENTER.replace("tuple(self.token_ids[end - n :])", "hash(tuple(self.token_ids[end - n :]))"),
      GUESS.replace("tuple(self.token_ids[-n:])", "hash(tuple(self.token_ids[-n:]))")), "a hash is not enough"),
     ("with the match", "self.token_ids[place : place + count]", "self.token_ids[place - n : place - n + count]", "after the match"),
