@@ -45,8 +45,9 @@ BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end
 def summarize(runs: list[dict], least_seconds: float, int8_least_seconds: float | None = None) -> dict:
     """`runs`, with the latencies computed from the tokens' times, and `summary`, each engine's medians.
 
-    A stage's ratio is to the stage before it; a peer's is to the last stage. With several companies an engine has a row
-    for each of them, and ratios are to engines under the same load. For int8 weights there is a separate limit.
+    A stage's ratio is to the stage before it; a peer's is to the last stage. `ratio_rounds` is the same, round by round.
+    With several companies an engine has a row for each of them, and ratios are to engines under the same load. For int8
+    weights there is a separate limit.
     """
     runs = [digest(run) for run in runs]
     summary = []
@@ -59,11 +60,18 @@ def summarize(runs: list[dict], least_seconds: float, int8_least_seconds: float 
         stages = [other for other in summary if other["engine"].startswith("stage") and other.get("company") == company]
         row["ratio"] = row["tokens_per_second"] / stages[-1]["tokens_per_second"] if stages else None
         row["ratio_to"] = stages[-1]["engine"] if stages else None
+        before = [run for run in runs if (run["engine"], run.get("company")) == (row["ratio_to"], company)]
+        row["ratio_rounds"] = round_ratios(own, before)
         least = int8_least_seconds if row.get("int8") else least_seconds
         row["limit_share"] = least / row["seconds"] if least else None
         summary.append(row)
     return {"versions": {run["engine"]: run["versions"] for run in runs if "versions" in run}, "summary": summary,
             "runs": [{name: value for name, value in run.items() if name != "versions"} for run in runs]}  # fmt: skip
+
+
+def round_ratios(own: list[dict], others: list[dict]) -> list[float]:
+    """How many times as fast an engine was as another one, in each round."""
+    return [other["seconds"] / run["seconds"] for run, other in zip(own, others, strict=False)]
 
 
 def digest(run: dict, arrivals: list[float] | None = None) -> dict:
@@ -100,11 +108,20 @@ def count(name: str) -> Callable[[dict], str | None]:
     return lambda row: None if row.get(name) is None else f"{row[name]:,.0f}"
 
 
+def speed_up(row: dict, spread: bool = True) -> str | None:
+    """A ratio of medians and, in parentheses, the lowest and highest ratio of a round."""
+    if not row["ratio"]:
+        return None
+    rounds = row.get("ratio_rounds", ()) if spread else ()
+    spread = f" ({min(rounds):.2f} to {max(rounds):.2f})" if len(rounds) > 1 else ""
+    return f"{row['ratio']:.2f} × {plots.stage_name(row['ratio_to'])}{spread}"
+
+
 TABLES = {
     "speed": {
         "engine": lambda row: f"`{row['engine']}`",
         "tok/s": lambda row: f"{row['tokens_per_second']:.1f}",
-        "speed-up": lambda row: f"{row['ratio']:.2f} × {plots.stage_name(row['ratio_to'])}" if row["ratio"] else None,
+        "speed-up": speed_up,
         "of the limit": share("limit_share"),
         "TTFT p50": seconds("ttft_p50"),
         "TTFT p95": seconds("ttft_p95"),
@@ -152,8 +169,9 @@ def where_it_loses(row: dict) -> str | None:
 
 
 TABLES["ladder"] = {
-    title: column for title, column in TABLES["speed"].items() if title in ("engine", "tok/s", "speed-up")
-} | {
+    "engine": TABLES["speed"]["engine"],
+    "tok/s": TABLES["speed"]["tok/s"],
+    "speed-up": lambda row: speed_up(row, spread=False),
     "of what this machine allows": TABLES["speed"]["of the limit"],
     "TTFT p50": seconds("ttft_p50"),
     "no faster, or slower, when": where_it_loses,
@@ -278,8 +296,7 @@ def comparison(results: list[dict]) -> str:
         rows = {row["engine"]: row for row in result["summary"]}
         speeds = {engine: row["tokens_per_second"] for engine, row in rows.items()}
         best = max((engine for engine in speeds if engine != last), key=lambda engine: speeds[engine])
-        ours, theirs = ([run["seconds"] for run in result["runs"] if run["engine"] == name] for name in (last, best))
-        rounds = [other / own for own, other in zip(ours, theirs, strict=False)]
+        rounds = round_ratios(*([run for run in result["runs"] if run["engine"] == name] for name in (last, best)))
         spread = f"{min(rounds):.2f} to {max(rounds):.2f}" if len(rounds) > 1 else "one round"
         other = "" if result["model"] == results[0]["model"] else f", `{result['model']}`"
         told = [result["workload"] + other, result["dtype"], sampled(result)][: len(kinds)]
