@@ -2,9 +2,10 @@
 
     python -m bench.batch --json bench/results/batch.json
 
-The rows are equally long, so there is no padding. There is also a whole run in stages 1 and 2: eight prompts of 4
-tokens, each with 40 greedy tokens out. GPT-2 small's sizes have random weights. Only one thread computes, and times are
-its CPU time, to measure what a core can do even if other programs use it too.
+The rows are equally long, so there is no padding. The prediction is the roofline's: a pass takes as long as reading the
+weights or, if it has more tokens than the bend, as the arithmetic. There is also a whole run in stages 1 and 2: eight
+prompts of 4 tokens, each with 40 greedy tokens out. GPT-2 small's sizes have random weights. Only one thread computes,
+and times are its CPU time, to measure what a core can do even if other programs use it too.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import torch
 
 import stage01_single
 import stage02_static_batch
+from bench.machine import matmul_rate, read_bandwidth
 from bench.run import grid, in_turn, script, source
 
 LENGTHS = (1, 4, 16, 64)  # tokens of a row
@@ -61,26 +63,42 @@ def rounds_of(model: str, load_format: str, repeat: int) -> dict:
 def measure(args: argparse.Namespace) -> dict:
     """Seconds of a forward pass with one row and with ROWS, by their length, and of a run in both stages."""
     torch.set_num_threads(1)
-    return {"rounds": {model: rounds_of(model, load_format, args.repeat) for model, load_format in MODELS.items()}}
+    cpu = torch.device("cpu")
+    limits = {"bandwidth": read_bandwidth(cpu), "matmul_rate": matmul_rate(torch.float32, cpu)}
+    return limits | {
+        "rounds": {model: rounds_of(model, load_format, args.repeat) for model, load_format in MODELS.items()}
+    }
+
+
+def bend_of(result: dict) -> float:
+    """The tokens for which the arithmetic takes as long as reading the weights: 4 bytes and 2 operations for each."""
+    return result["matmul_rate"] / 2 / (result["bandwidth"] / 4)
+
+
+def predicted(length: int, bend: float) -> float:
+    """How many times faster ROWS rows are together."""
+    return ROWS * max(length, bend) / max(ROWS * length, bend)
 
 
 def table(result: dict) -> str:
-    """A row for each length: milliseconds for one row and for all, and how many times faster all are together."""
-    models = result["rounds"]
+    """A row for each length: how many times faster ROWS rows are together, as predicted and as measured, and the
+    milliseconds of a pass."""
+    models, bend = result["rounds"], bend_of(result)
     titles = [title for model in models for title in (f"{model}: one row, ms", f"{ROWS} rows, ms", TOGETHER)]
     rows = []
     for n in LENGTHS:
-        cells = [str(n)]
+        cells = [str(n), f"{predicted(n, bend):.1f} ×"]
         for own in models.values():
             one, many = (median(own[f"{rows} rows"][str(n)]) for rows in (1, ROWS))
-            cells += [f"{one * 1e3:.1f}", f"{many * 1e3:.1f}", f"{ROWS * one / many:.2f} ×"]
+            cells += [f"{one * 1e3:.1f}", f"{many * 1e3:.1f}", f"{ROWS * one / many:.1f} ×"]
         rows.append(cells)
     runs = []
     for model, own in models.items():
         one, many = (ROWS * OUTPUT / median(own[stage]) for stage in ("stage 1", "stage 2"))
         runs.append(f"{model} {one:.0f} tok/s in stage 1 and {many:.0f} in stage 2 ({many / one:.2f} ×)")
-    return grid(["tokens of a row", *titles], rows, left=()) + (
-        f"\n\nA whole run, {ROWS} prompts of {PROMPT} tokens and {OUTPUT} tokens out: {'; '.join(runs)}. "
+    return grid(["tokens of a row", f"predicted {TOGETHER}", *titles], rows, left=()) + (
+        f"\n\nThe core reads {result['bandwidth'] / 1e9:.1f} GB/s and does {result['matmul_rate'] / 1e9:.0f} GFLOP/s, so "
+        f"the bend is at {bend:.0f} tokens. A whole run, {ROWS} prompts of {PROMPT} tokens and {OUTPUT} tokens out: {'; '.join(runs)}. "
         f"gpt2 with random weights, float32, CPU time; {source(result)}"
     )
 

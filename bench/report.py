@@ -4,8 +4,9 @@
     python -m bench.report --write                        # put them into the READMEs and draw their pictures
 
 A README (or another page in the root, in a folder of the root, or in a package of stagewise) names a result and the
-tables that it wants in a comment, `<!-- throughput: bench/results/ladder.json speed work -->`. `--write` fills in
-everything between that line and `<!-- end -->`. It also redraws the pictures of results (PICTURES) and the race.
+tables that it wants in a comment, `<!-- throughput: bench/results/ladder.json speed work -->`. With a number behind
+them, such as `speed work 2`, they end with that stage. `--write` fills in everything between that line and
+`<!-- end -->`. It also redraws the pictures of results (PICTURES) and the race.
 `<!-- comparison: FILE FILE … -->` puts several results into one table, and `<!-- company: FILE -->` shows a result of
 `--company` with several values. Any other word, as in `<!-- linear: FILE -->`, names the module of this package that
 measured the result and whose `table` shows it.
@@ -252,6 +253,14 @@ def tables(result: dict, names: tuple[str, ...] = ("speed", "work")) -> str:
     return "\n\n".join([*(table(result, name) for name in names), caption(result)])
 
 
+def up_to(result: dict, stage: int | None = None) -> dict:
+    """A result without the engines after a stage."""
+    if stage is None:
+        return result
+    rows = {name: [row for row in result[name] if row["engine"] < f"stage{stage + 1:02}"] for name in ("summary", "runs")}
+    return {**result, **rows}
+
+
 def with_company(company: str) -> str:
     """The company of a run, in words."""
     if company in ("0", "torch"):
@@ -340,7 +349,9 @@ def with_tables(readme: str) -> str:
         begin, kind, paths, names, end = match.groups()
         results = [json.loads(read_result_text(path)) for path in paths.split()]
         if kind == "throughput":
-            text = tables(results[0], tuple(names.split()))
+            words = names.split()
+            last = [int(word) for word in words if word.isdecimal()]
+            text = tables(up_to(results[0], *last), tuple(word for word in words if not word.isdecimal()))
         elif kind == "comparison":
             text = comparison(results)
         elif kind == "company":

@@ -236,7 +236,7 @@ def table(result: dict) -> str:
     same = (
         "All outputs are stage 6's, token for token." if all(c["same"] for c in result["cells"]) else "NOT ALL EQUAL."
     )
-    titles = ["text", "drafter", *map(requests, counts), "guesses right", "tokens per step", "guesses refused"]
+    titles = ["text", "drafter", *map(requests, counts), "guesses right", "tokens per step", "wasted guesses"]
     return grid(titles, rows, left=(0, 1)) + (
         "\n\nSpeed relative to stage 6 in the same round, by the number of requests running at once. A number after a "
         "drafter is its guesses per step; without one it is `auto`. The last three columns are for "

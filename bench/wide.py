@@ -1,4 +1,4 @@
-"""A checkpoint that computes as long as GPT-2 and writes tinytales: real text at GPT-2's cost, without a download.
+"""A checkpoint that computes as long as GPT-2 and writes tinytales: tales at GPT-2's cost, without a download.
 
     python -m bench.wide DIRECTORY     # 445 MB, in seconds
 
