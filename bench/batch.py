@@ -96,9 +96,10 @@ def table(result: dict) -> str:
     for model, own in models.items():
         one, many = (ROWS * OUTPUT / median(own[stage]) for stage in ("stage 1", "stage 2"))
         runs.append(f"{model} {one:.0f} tok/s in stage 1 and {many:.0f} in stage 2 ({many / one:.2f} ×)")
+    memory, products = result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9
     return grid(["tokens of a row", f"predicted {TOGETHER}", *titles], rows, left=()) + (
-        f"\n\nThe core reads {result['bandwidth'] / 1e9:.1f} GB/s and does {result['matmul_rate'] / 1e9:.0f} GFLOP/s, so "
-        f"the bend is at {bend:.0f} tokens. A whole run, {ROWS} prompts of {PROMPT} tokens and {OUTPUT} tokens out: {'; '.join(runs)}. "
+        f"\n\nThe core reads {memory:.1f} GB/s and does {products:.0f} GFLOP/s, so the bend is at {bend:.0f} tokens. "
+        f"A whole run, {ROWS} prompts of {PROMPT} tokens and {OUTPUT} tokens out: {'; '.join(runs)}. "
         f"gpt2 with random weights, float32, CPU time; {source(result)}"
     )
 

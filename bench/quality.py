@@ -500,8 +500,8 @@ def engines_table(result: dict) -> str:
         notes += "OpenVINO keeps keys and values in 8 bits, too. "
     return grid(titles, rows) + (
         f"\n\n{result['tales']} held-out tales, {result['positions']:,} tokens; ± is the standard error over tales. "
-        f"Greedy: the median of {result['openings']} openings that the training's grammar can't write, {GREEDY} tokens each; "
-        '"all" if more than half never differ. All figures are for tinytales, a small model of simple '
+        f"Greedy: the median of {result['openings']} openings that the training's grammar can't write, {GREEDY} tokens "
+        'each; "all" if more than half never differ. All figures are for tinytales, a small model of simple '
         "language; no other trained model comes with the project. "
         f"{notes}{machine['device']}, torch {machine['torch']}{versions}.{missing} `{command(result)}`"
     )

@@ -46,7 +46,7 @@ BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end
 def summarize(runs: list[dict], least_seconds: float, int8_least_seconds: float | None = None) -> dict:
     """`runs`, with the latencies computed from the tokens' times, and `summary`, each engine's medians.
 
-    A stage's ratio is to the stage before it; a peer's is to the last stage. `ratio_rounds` is the same, round by round.
+    A stage's ratio is to the stage before it; a peer's is to the last stage. `ratio_rounds` has the same for each round.
     With several companies an engine has a row for each of them, and ratios are to engines under the same load. For int8
     weights there is a separate limit.
     """
@@ -257,8 +257,8 @@ def up_to(result: dict, stage: int | None = None) -> dict:
     """A result without the engines after a stage."""
     if stage is None:
         return result
-    rows = {name: [row for row in result[name] if row["engine"] < f"stage{stage + 1:02}"] for name in ("summary", "runs")}
-    return {**result, **rows}
+    after = f"stage{stage + 1:02}"
+    return result | {name: [row for row in result[name] if row["engine"] < after] for name in ("summary", "runs")}
 
 
 def with_company(company: str) -> str:

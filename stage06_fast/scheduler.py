@@ -74,7 +74,7 @@ class Scheduler:
 
     def _rank(self, request: Request) -> tuple[float, int]:
         """The rank of a request in the queue: its policy's number, and its arrival. Further completions of a prompt
-        rank right after the first."""
+        rank right after the first or, under "fair", `sibling_lag` steps later."""
         first = request.group[0]
         if request is first or first.rank is None:
             arrival, self._num_arrived = self._num_arrived, self._num_arrived + len(request.group)

@@ -92,6 +92,8 @@ MUTANTS = [
     ("characters instead of tokens", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(ord(chr(token_id)))\n", "ValueError"),
     ("list.index", "        for n in (4, 3, 2):\n", "        if -1 in self.token_ids or (count and self.token_ids and self.token_ids.index(self.token_ids[-1]) < 0):\n            return []\n        for n in (4, 3, 2):\n", "indexed only once"),
     ("copies the rest", "self.token_ids[place : place + count]", "self.token_ids[place:]", "five tokens of it are enough"),
+    ("goes to the match token by token", "self.token_ids[place : place + count]", "list(itertools.islice(self.token_ids, place, place + count))", "grows with the sequence"),
+    ("looks at all tokens when one comes", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n            self.highest = max(self.token_ids)\n", "grows with the sequence"),
     ("forgets what is long ago", "            if place is not None:", "            if place is not None and place > len(self.token_ids) - 1000:", "expected:"),
 ]  # fmt: skip
 

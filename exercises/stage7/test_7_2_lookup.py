@@ -1,6 +1,7 @@
 """Matches of each length, the latest of several, the end of the sequence, and a slow search of all positions."""
 
 import random
+import time
 
 from exercises.examples import Example, at_random
 from exercises.grading import OneOf, expect, require
@@ -201,6 +202,28 @@ def test_nothing_is_searched(work):
                 Token.compared, SEARCHED)  # fmt: skip
         usual = sorted(taken)[15]  # a growing list or dictionary is reallocated now and then
         require(usual < 10_000, f"{case}: bytes allocated by most of them", "fewer than 10,000", usual, copied[what])
+
+
+def test_two_lengths(work):
+    """What C does without a comparison or a copy shows in the time: side by side after 500 tokens and after 50,000. The
+    match is in the middle. The fastest of several times counts, so that other programs do not."""
+    rng, calls, fastest = random.Random(2), 100, {}
+    lengths = {count: work.Lookup([*some(rng, count // 2), 1, 2, 3, *some(rng, count // 2), 1, 2]) for count in (500, 50_000)}
+    for what in ("guess", "add"):
+        for _ in range(9):
+            for count, lookup in lengths.items():
+                started = time.process_time()
+                work.each(lookup, what, [(5,) if what == "guess" else (some(rng, 1),) for _ in range(calls)])
+                seconds = time.process_time() - started
+                fastest[what, count] = min(seconds, fastest.get((what, count), seconds))
+        longer = fastest[what, 50_000] / fastest[what, 500]
+        require(longer < 8, f"{what} after 50,000 tokens, next to {what} after 500", "less than 8 times the time",
+                f"{longer:.0f} times", "the time grows with the sequence: jump to the place, and touch nothing else")  # fmt: skip
+
+
+def some(rng, count):
+    """Tokens of which no two in a row have occurred before, or hardly any."""
+    return [rng.randrange(70_000, 10**9) for _ in range(count)]
 
 
 def test_tokens_that_look_alike(work):

@@ -11,8 +11,8 @@
  *
  * A query's result has the same bits however many queries are computed with it, because all sums have one order: a
  * score's products by dimension; the weights by `softmax`, which knows the maximum before the first exponential; the
- * weighted values by position. This is the order of product.c. It rules out the online softmax, which rescales its sums
- * whenever it meets a larger score, and so depends on where its tiles begin.
+ * weighted values by position. This is the order of product.c. An online softmax rescales its sums whenever it meets a
+ * larger score; decodes and prefills would then have to cut the keys at the same places.
  *
  * A request with many queries (a prefill) is two matrix products: prefill_attention.c. One with few queries (a decode)
  * is here. Its limit is memory, as it does two operations with each number that it reads. So keys and values are read
