@@ -46,7 +46,7 @@ BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end
 def summarize(runs: list[dict], least_seconds: float, int8_least_seconds: float | None = None) -> dict:
     """`runs`, with the latencies computed from the tokens' times, and `summary`, each engine's medians.
 
-    A stage's ratio is to the stage before it; a peer's is to the last stage. `ratio_rounds` has the same for each round.
+    A stage's ratio is to the stage before it; a peer's is to the last stage. `ratio_rounds` is the same by round.
     With several companies an engine has a row for each of them, and ratios are to engines under the same load. For int8
     weights there is a separate limit.
     """
