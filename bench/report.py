@@ -114,8 +114,8 @@ def speed_up(row: dict, spread: bool = True) -> str | None:
     if not row["ratio"]:
         return None
     rounds = row.get("ratio_rounds", ()) if spread else ()
-    spread = f" ({min(rounds):.2f} to {max(rounds):.2f})" if len(rounds) > 1 else ""
-    return f"{row['ratio']:.2f} × {plots.stage_name(row['ratio_to'])}{spread}"
+    apart = f" ({min(rounds):.2f} to {max(rounds):.2f})" if len(rounds) > 1 else ""
+    return f"{row['ratio']:.2f} × {plots.stage_name(row['ratio_to'])}{apart}"
 
 
 TABLES = {
@@ -166,7 +166,7 @@ def where_it_loses(row: dict) -> str | None:
         return words
     result = json.loads((ROOT / "bench/results" / f"{name}.json").read_text(encoding="utf-8"))
     there = next(other for other in result["summary"] if other["engine"] == row["engine"])
-    return f"{words}: {there['ratio']:.2f} × {plots.stage_name(there['ratio_to'])}"
+    return f"{words}: {speed_up(there)}"
 
 
 TABLES["ladder"] = {
