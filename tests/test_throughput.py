@@ -858,6 +858,28 @@ def test_report_prints_a_result(capsys, tmp_path):
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
+def test_a_table_that_ends_with_a_stage(monkeypatch):
+    """A chapter shows the stages up to its own, and each round's ratio to the stage before."""
+    seconds = {
+        "stage01_single": (8.0, 9.0, 10.0),
+        "stage02_static_batch": (4.0, 3.0, 2.0),
+        "stage03_kvcache": (1, 1, 1),
+    }
+    runs = [
+        {"engine": engine, "token_ids": [[1] * 36], "times": None, "seconds": own[i], "peak_bytes": 1}
+        for i in range(3)
+        for engine, own in seconds.items()
+    ]
+    result = json.loads((ROOT / "bench/results/tail.json").read_text()) | report.summarize(runs, 0.5)
+    assert result["summary"][1]["ratio_rounds"] == [2, 3, 5]
+    monkeypatch.setattr(report, "read_result_text", lambda path: json.dumps(result))
+    shown = {last: report.with_tables(f"<!-- throughput: x.json speed{last} -->\n<!-- end -->") for last in ("", " 2")}
+    assert "| `stage02_static_batch` | 12.0 | 3.00 × stage 1 (2.00 to 5.00) |" in shown[" 2"]
+    assert "stage03_kvcache" in shown[""]
+    assert "stage03_kvcache" not in shown[" 2"]
+    assert "medians of 3 runs in turn, within 100%" in shown[" 2"]
+
+
 @pytest.mark.parametrize(
     ("text", "words"), [("[]", "not a result"), ("{}", "not a result"), ("", "Expecting value"), ("\xff", "report: ")]
 )

@@ -208,7 +208,9 @@ def test_two_lengths(work):
     """What C does without a comparison or a copy shows in the time: side by side after 500 tokens and after 50,000. The
     match is in the middle. The fastest of several times counts, so that other programs do not."""
     rng, calls, fastest = random.Random(2), 100, {}
-    lengths = {count: work.Lookup([*some(rng, count // 2), 1, 2, 3, *some(rng, count // 2), 1, 2]) for count in (500, 50_000)}
+    lengths = {
+        count: work.Lookup([*some(rng, count // 2), 1, 2, 3, *some(rng, count // 2), 1, 2]) for count in (500, 50_000)
+    }
     for what in ("guess", "add"):
         for _ in range(9):
             for count, lookup in lengths.items():
