@@ -70,19 +70,20 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def table(result: dict) -> str:
-    """The times of a layer, and the best kernel's bandwidth."""
+    """The times of a layer, the kernel's speed next to the faster of the others in the same round, and its bandwidth."""
     rows, itemsize = [], getattr(torch, result["dtype"]).itemsize
     for context, batches in result["rounds"].items():
         for batch, by in batches.items():
-            seconds = {name: median(own) for name, own in by.items()}
-            gather, *kernels = seconds.values()
+            cells = [f"{1e6 * median(own):,.0f}" for own in by.values()]
+            ratios = [min(others) / kernel for *others, kernel in zip(*by.values(), strict=True)]
             read = 2 * int(batch) * int(context) * N_HEAD * HEAD_DIM * itemsize  # all keys and values
-            cells = [f"{1e6 * own:,.0f}" for own in seconds.values()]
-            rows.append([batch, context, *cells, f"{gather / min(kernels):.1f} ×", f"{read / min(kernels) / 1e9:.1f}"])
-    titles = ["batch", "context", *(f"{name}, µs" for name in seconds), "speed-up over gather + SDPA", "GB/s"]
+            speed_up = f"{median(ratios):.1f} × ({min(ratios):.1f} to {max(ratios):.1f})"
+            rows.append([batch, context, *cells, speed_up, f"{read / median(by['c']) / 1e9:.1f}"])
+    titles = ["batch", "context", *(f"{name}, µs" for name in by), "c, next to the faster of the others", "c, GB/s"]
     return grid(titles, rows, left=()) + (
-        f"\n\nMicroseconds for one layer, of {N_LAYER}; {result['dtype']}, blocks of {result['block_size']}; a plain "
-        f"copy of memory reaches {result['copy_bandwidth'] / 1e9:.1f} GB/s. {source(result)}"
+        f"\n\nMicroseconds for one layer, of {N_LAYER}; in parentheses the lowest and highest of a round. "
+        f"{result['dtype']}, blocks of {result['block_size']}; a plain copy of memory reaches "
+        f"{result['copy_bandwidth'] / 1e9:.1f} GB/s. {source(result, spread=False)}"
     )
 
 
