@@ -70,7 +70,7 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def table(result: dict) -> str:
-    """The times of a layer, the kernel's speed next to the faster of the others in the same round, and its bandwidth."""
+    """The times of a layer, the kernel next to the faster of the others in each round, and its bandwidth."""
     rows, itemsize = [], getattr(torch, result["dtype"]).itemsize
     for context, batches in result["rounds"].items():
         for batch, by in batches.items():
