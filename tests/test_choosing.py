@@ -38,9 +38,12 @@ def test_the_table_of_batches():
     passes = {f"{rows} rows": {str(n): [0.01 * k] for n in batch.LENGTHS} for k, rows in ((1, 1), (2, batch.ROWS))}
     own = {**passes, "stage 1": [2.0], "stage 2": [1.0]}
     machine = {"device": "A", "threads": 1, "cores": 2, "torch": "2"}
-    result = {"rounds": {"gpt2": own}, "machine": machine, "command": "x"}
-    text = batch.table(result)
-    assert "| 16 | 10.0 | 20.0 | 4.00 × |" in text
+    limits = {"bandwidth": 20e9, "matmul_rate": 100e9}  # 10 tokens: 5 billion weights a second, 50 billion products
+    text = batch.table({"rounds": {"gpt2": own}, "machine": machine, "command": "x"} | limits)
+    assert "| 1 | 8.0 × | 10.0 | 20.0 | 4.0 × |" in text  # one row and eight are left of the bend
+    assert "| 4 | 2.5 × | 10.0 | 20.0 | 4.0 × |" in text  # 4 tokens take as long as 10, 32 as long as 32
+    assert "| 16 | 1.0 × | 10.0 | 20.0 | 4.0 × |" in text
+    assert "so the bend is at 10 tokens" in text
     assert "gpt2 160 tok/s in stage 1 and 320 in stage 2 (2.00 ×)" in text
 
 
