@@ -10,15 +10,20 @@ does two operations per weight and row. So a step takes at least
     max(bytes / bandwidth, operations / rate)
 
 and a larger batch is free until the second term exceeds the first. The tool measures both numbers with torch, and
-prints the limit for batches of 1 to 64, next to what stage 3 reaches: the median of its decode steps.
+prints the limit for batches of 1 to 64, next to what stage 3 reaches: the median of its decode steps. With several
+rounds (`--repeat`) that is the median round, and in parentheses the slowest and the fastest.
 """
 
 import argparse
+import functools
 import statistics
 
 import stagewise
 from bench.machine import describe, least_seconds, matmul_rate, pass_work, read_bandwidth
+from bench.run import in_turn
 from stage03_kvcache import LLM, SamplingParams
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def decode_step(llm: LLM, batch: int, prompt_len: int, output_len: int) -> float:
@@ -29,7 +34,7 @@ def decode_step(llm: LLM, batch: int, prompt_len: int, output_len: int) -> float
     return statistics.median(step.seconds for step in trace.records if step.rows[0].phase == "decode")
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gpt2")
     parser.add_argument("--dtype", default="auto")
@@ -38,7 +43,8 @@ def main() -> None:
         "--prompt-len", type=int, default=64, metavar="N", help="tokens in the cache before the decodes"
     )
     parser.add_argument("--output-len", type=int, default=16, metavar="N", help="decode steps to take the median of")
-    args = parser.parse_args()
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="rounds, in turn; default: %(default)s")
+    args = parser.parse_args(argv)
     llm = LLM(args.model, dtype=args.dtype, device=args.device, load_format="dummy", max_num_seqs=64)
     config, runner = llm.engine.model_config, llm.engine.runner
     itemsize, model = runner.dtype.itemsize, runner.model
@@ -51,15 +57,16 @@ def main() -> None:
     print(f"balance {rate / bandwidth:.1f} FLOP per byte")
     print(f"{args.model}: {parameters / 1e6:.1f} million weights in {parameters * itemsize / 1e6:.0f} MB", end="; ")
     print(f"KV cache {runner.bytes_per_token:,} bytes per token; context {context} tokens\n")
-    print("batch  FLOP/byte  limited by   limit tok/s  stage 3 tok/s  of the limit")
-    for batch in (1, 2, 4, 8, 16, 32, 64):
+    steps = {b: functools.partial(decode_step, llm, b, args.prompt_len, args.output_len) for b in BATCHES}
+    print("batch  FLOP/byte  limited by   limit tok/s  of the limit  stage 3 tok/s")
+    for batch, seconds in in_turn(steps, args.repeat, warm_up=False).items():
         lengths = dict(attended=batch * context, cached=batch * context)
         operations, moved = work = pass_work(config, itemsize, tokens=batch, logits=batch, **lengths)
         limit = least_seconds(work, bandwidth, rate)
         bound = "memory" if moved / bandwidth > operations / rate else "arithmetic"
-        reached = batch / decode_step(llm, batch, args.prompt_len, args.output_len)
+        slow, reached, fast = (batch / own for own in (max(seconds), statistics.median(seconds), min(seconds)))
         print(f"{batch:5}  {operations / moved:9.1f}  {bound:<10}  {batch / limit:12.0f}", end="  ")
-        print(f"{reached:13.0f}  {reached * limit / batch:12.0%}")
+        print(f"{reached * limit / batch:12.0%}  {reached:5.0f} ({slow:.0f} to {fast:.0f})")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Chapter 2 and NEXT.md: batches without a cache, what a sampler chooses from, and the lines to change for a Llama."""
+"""Chapters 2 and 3, NEXT.md: batches without a cache, the roofline, what a sampler chooses from, a Llama's lines."""
 
 import math
 import re
@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from bench import batch, sampling
+from bench import batch, roofline, sampling
 from tests.adapter import ROOT
 
 
@@ -45,6 +45,19 @@ def test_the_table_of_batches():
     assert "| 16 | 1.0 × | 10.0 | 20.0 | 4.0 × |" in text
     assert "so the bend is at 10 tokens" in text
     assert "gpt2 160 tok/s in stage 1 and 320 in stage 2 (2.00 ×)" in text
+
+
+def test_the_roofline_names_the_limit_of_each_batch(monkeypatch, capsys):
+    """With a balance of 5: one row does half an operation for each byte, and 64 do dozens."""
+    monkeypatch.setattr(roofline, "BATCHES", (1, 64))
+    monkeypatch.setattr(roofline, "read_bandwidth", lambda device: 20e9)
+    monkeypatch.setattr(roofline, "matmul_rate", lambda dtype, device: 100e9)
+    monkeypatch.setattr(roofline, "decode_step", lambda llm, batch, *lengths: 0.001 * next(seconds))
+    seconds = iter((1, 64, 128, 2, 4, 256))  # every other round goes through the batches in reverse
+    roofline.main(["--model", "tinytales", "--device", "cpu", "--dtype", "float32"])
+    one, many = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
+    assert (one[0], one[1], one[2], one[5:]) == ("1", "0.5", "memory", ["500", "(250", "to", "1000)"])
+    assert (many[0], many[2], many[5:]) == ("64", "arithmetic", ["500", "(250", "to", "1000)"])
 
 
 def test_a_forward_pass_of_the_batch_is_timed():
