@@ -18,6 +18,7 @@ from .runner import Runner
 
 TIMED_SIZES = (1, 2, 4, 8, 12, 16, 24, 32)  # tokens of the steps that are timed when the engine is made
 MAX_TOKENS = 64  # in a step with drafts; in a larger one, a draft token costs as much as a prompt's
+LARGER_SIZES = (48, MAX_TOKENS)  # not timed at first: extrapolated, until steps with drafts have such a size
 PRIOR_RATE = 0.5  # the acceptance rate before anything was tried
 MIN_SPEEDUP = 1.03  # the least predicted speedup that is worth drafting for: the predicted costs are incomplete
 FEW_TRIES, NUM_PROBES = 8, 2  # one request gets 2 drafts until 8 have been tried, if good ones would pay
@@ -61,7 +62,9 @@ class DraftPlanner:
 
     def update(self, drafts: dict[Request, list[int]], accepted: dict[Request, int]) -> None:
         """Learn from a step: how long it took, and how many of its draft tokens were accepted."""
-        self.costs.add(*self.runner.last_step)
+        num_tokens, seconds = self.runner.last_step
+        if drafts or num_tokens <= TIMED_SIZES[-1]:  # a larger step without drafts is a prompt's, which has few logits
+            self.costs.add(num_tokens, seconds)
         for request, draft in drafts.items():
             num_accepted = accepted[request]
             num_tried = num_accepted + (num_accepted < len(draft) and not request.finished)
@@ -136,12 +139,17 @@ class Acceptance:
 
 
 class Costs:
-    """Seconds of a step by its number of tokens: timed when the engine is made, and corrected by every step since that
-    is no larger than the largest timed one. So they follow the machine's load and the length of the contexts."""
+    """Seconds of a step by its number of tokens: timed when the engine is made, and corrected by the steps since. So
+    they follow the machine's load and the length of the contexts."""
 
-    def __init__(self, measured: dict[int, float]):
-        self.first, self.measured, self._num_added = dict(measured), measured, 0
-        self.seconds = interpolate(measured, MAX_TOKENS)  # [0] is not used
+    def __init__(self, timed: dict[int, float]):
+        largest = max(timed)
+        # From half the largest size on, since one slow run of a size in between would make all larger ones look free.
+        ends = {size: own for size, own in timed.items() if not largest / 2 < size < largest}
+        beyond = interpolate(ends, MAX_TOKENS)
+        self.measured = timed | {size: beyond[size] for size in LARGER_SIZES}
+        self.first, self._num_added = dict(self.measured), 0
+        self.seconds = interpolate(self.measured, MAX_TOKENS)  # [0] is not used
 
     def add(self, num_tokens: int, seconds: float) -> None:
         """Correct the measured size at or above a step's by its time."""
