@@ -17,8 +17,7 @@ from .request import Request
 from .runner import Runner
 
 TIMED_SIZES = (1, 2, 4, 8, 12, 16, 24, 32)  # tokens of the steps that are timed when the engine is made
-MAX_TOKENS = 64  # in a step with drafts; in a larger one, a draft token costs as much as a prompt's
-LARGER_SIZES = (48, MAX_TOKENS)  # not timed at first: extrapolated, until steps with drafts have such a size
+MAX_TOKENS = TIMED_SIZES[-1]  # in a step with drafts; in a larger one, a draft token costs as much as a prompt's
 PRIOR_RATE = 0.5  # the acceptance rate before anything was tried
 MIN_SPEEDUP = 1.03  # the least predicted speedup that is worth drafting for: the predicted costs are incomplete
 FEW_TRIES, NUM_PROBES = 8, 2  # one request gets 2 drafts until 8 have been tried, if good ones would pay
@@ -62,9 +61,7 @@ class DraftPlanner:
 
     def update(self, drafts: dict[Request, list[int]], accepted: dict[Request, int]) -> None:
         """Learn from a step: how long it took, and how many of its draft tokens were accepted."""
-        num_tokens, seconds = self.runner.last_step
-        if drafts or num_tokens <= TIMED_SIZES[-1]:  # a larger step without drafts is a prompt's, which has few logits
-            self.costs.add(num_tokens, seconds)
+        self.costs.add(*self.runner.last_step)
         for request, draft in drafts.items():
             num_accepted = accepted[request]
             num_tried = num_accepted + (num_accepted < len(draft) and not request.finished)
@@ -110,7 +107,7 @@ class DraftPlanner:
         """Whether some number of draft tokens would pay if each were accepted at this rate, independently of others.
         A quick test, which rules out drafts if many requests run."""
         seconds = self.costs.seconds
-        if num_tokens > MAX_TOKENS:
+        if num_tokens >= MAX_TOKENS:
             return False
         now = MIN_SPEEDUP * num_requests / seconds[num_tokens]
         return any(
@@ -139,17 +136,12 @@ class Acceptance:
 
 
 class Costs:
-    """Seconds of a step by its number of tokens: timed when the engine is made, and corrected by the steps since. So
-    they follow the machine's load and the length of the contexts."""
+    """Seconds of a step by its number of tokens: timed when the engine is made, and corrected by every step since that
+    is no larger than the largest timed one. So they follow the machine's load and the length of the contexts."""
 
-    def __init__(self, timed: dict[int, float]):
-        largest = max(timed)
-        # From half the largest size on, since one slow run of a size in between would make all larger ones look free.
-        ends = {size: own for size, own in timed.items() if not largest / 2 < size < largest}
-        beyond = interpolate(ends, MAX_TOKENS)
-        self.measured = timed | {size: beyond[size] for size in LARGER_SIZES}
-        self.first, self._num_added = dict(self.measured), 0
-        self.seconds = interpolate(self.measured, MAX_TOKENS)  # [0] is not used
+    def __init__(self, measured: dict[int, float]):
+        self.first, self.measured, self._num_added = dict(measured), measured, 0
+        self.seconds = interpolate(measured)  # [0] is not used
 
     def add(self, num_tokens: int, seconds: float) -> None:
         """Correct the measured size at or above a step's by its time."""
@@ -160,7 +152,7 @@ class Costs:
             )
             self._num_added += 1
             if self._num_added % 8 == 0:
-                self.seconds = interpolate(self.measured, MAX_TOKENS)
+                self.seconds = interpolate(self.measured)
 
     def forget(self, num_tokens: int) -> float:
         """While steps have this size, and no drafts, larger ones are not measured. Let these return to what was timed
@@ -173,13 +165,12 @@ class Costs:
         return load
 
 
-def interpolate(measured: dict[int, float], max_size: int) -> list[float]:
-    """Values for all sizes up to max_size from those of some: linear in between, extrapolated beyond the last, and
-    never falling."""
+def interpolate(measured: dict[int, float]) -> list[float]:
+    """Values for all sizes up to the largest from those of some: linear in between, and never falling."""
     sizes, values = sorted(measured), [1e-9]  # not 0, even if the clock stands still
-    for size in range(1, max_size + 1):
-        i = next((i for i, known in enumerate(sizes) if known >= size), len(sizes) - 1) or 1
-        low, high = sizes[i - 1], sizes[i]
-        slope = (measured[high] - measured[low]) / (high - low)
-        values.append(max(values[-1], measured[low] + slope * (size - low)))
+    for size in range(1, sizes[-1] + 1):
+        i = next(i for i, known in enumerate(sizes) if known >= size)
+        low, high = sizes[max(i - 1, 0)], sizes[i]
+        share = (size - low) / (high - low) if high > low else 1.0
+        values.append(max(values[-1], measured[low] + share * (measured[high] - measured[low])))
     return values

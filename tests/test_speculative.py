@@ -660,24 +660,13 @@ def test_steps_are_timed_by_their_tokens(stage, small_checkpoint):
     assert costs.seconds[4] == pytest.approx(1.75, abs=0.3)
 
 
-def test_larger_steps_than_were_timed(stage, small_checkpoint):
-    """With 32 requests every draft makes a step larger than any that was timed. When a size that was timed by mistake
-    as slow made these look free, and nothing corrected that, 32 requests ran an eighth slower than without drafts."""
+def test_no_step_with_drafts_is_larger_than_those_that_were_timed(stage, small_checkpoint):
+    """Beyond, the costs were guessed, and never corrected: a slow moment while 24 tokens were timed made larger steps look
+    free, and 32 requests ran an eighth slower than without drafts."""
     planner = speculator_with(stage, small_checkpoint, FREE).planner
-    planner.costs = costs = stage.part("draft_planner").Costs({8: 1.0, 16: 1.0, 24: 2.0, 32: 2.0})
-    assert costs.seconds[32] == 2.0
-    assert costs.seconds[48] == pytest.approx(3.0)  # as from 16 to 32, not as from 24 to 32
-    assert costs.seconds[64] == pytest.approx(4.0)
-    request = requests_of(stage, 1)[0]
-    planner.runner = SimpleNamespace(last_step=(48, 0.1))
-    for _ in range(80):
-        planner.update({}, {})  # prompts
-    assert costs.seconds[48] == pytest.approx(3.0)
-    planner.runner.last_step = (48, 5.0)
-    for _ in range(80):
-        planner.update({request: [1]}, {request: 1})
-    assert costs.seconds[48] == pytest.approx(5.0, rel=0.02)
-    assert costs.seconds[64] >= costs.seconds[48]
+    few, many = requests_of(stage, 30), requests_of(stage, 32)
+    assert sum(planner.best_counts(dict.fromkeys(few, 16), 30).values()) == 2
+    assert not any(planner.plan(dict.fromkeys(many, 16), 32).values())
 
 
 def test_the_draft_models_limits(stage, small_checkpoint, draft_checkpoint):
