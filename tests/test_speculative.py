@@ -438,8 +438,8 @@ FREE, FULL = [0.0] + [1.0] * 64, [0.0, *(float(n) for n in range(1, 65))]  # a s
 def test_auto_weighs_what_a_row_costs(stage, small_checkpoint):
     """Where rows are free all guesses pay, where a row costs as much as a step none does; between, the more likely."""
     free = speculator_with(stage, small_checkpoint, FREE).planner
-    max_drafts = dict.fromkeys(requests_of(stage, 2), 16)
-    assert list(free.best_counts(max_drafts, 2).values()) == [16, 16]
+    max_drafts = dict.fromkeys(requests_of(stage, 2), 15)
+    assert list(free.best_counts(max_drafts, 2).values()) == [15, 15]
     assert speculator_with(stage, small_checkpoint, FULL).planner.best_counts(max_drafts, 2) == {}
     some = speculator_with(stage, small_checkpoint, [0.0] + [1 + 0.1 * n for n in range(64)])
     good, bad = max_drafts
@@ -646,13 +646,13 @@ def test_steps_are_timed_by_their_tokens(stage, small_checkpoint):
     costs = stage.LLM(small_checkpoint, device="cpu").engine.speculator.planner.costs
     sizes, seconds = sorted(costs.measured), costs.seconds
     assert sizes[0] == 1
-    assert len(seconds) == 65
-    assert all(larger <= 2 * size for size, larger in itertools.pairwise([*sizes, 64]))
+    assert len(seconds) == sizes[-1] + 1
+    assert all(larger <= 2 * size for size, larger in itertools.pairwise(sizes))
     assert min(seconds[1:]) > 0
     assert stage.LLM(small_checkpoint, device="cpu", speculate="off").engine.speculator.planner is None
     interpolate = stage.part("draft_planner").interpolate
-    assert interpolate({1: 1.0, 2: 2.0, 4: 3.0}, 6)[1:] == [1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
-    assert interpolate({1: 2.0, 2: 1.0}, 5)[1:] == [2.0, 2.0, 2.0, 2.0, 2.0]
+    assert interpolate({1: 1.0, 2: 2.0, 4: 3.0})[1:] == [1.0, 2.0, 2.5, 3.0]
+    assert interpolate({1: 2.0, 2: 1.0, 4: 4.0})[1:] == [2.0, 2.0, 2.5, 4.0]
     costs = stage.part("draft_planner").Costs({1: 1.0, 2: 1.0, 4: 1.0})
     for _ in range(80):
         costs.add(3, 1.5)  # steps of three or four take longer now
@@ -661,12 +661,12 @@ def test_steps_are_timed_by_their_tokens(stage, small_checkpoint):
 
 
 def test_no_step_with_drafts_is_larger_than_those_that_were_timed(stage, small_checkpoint):
-    """Beyond, the costs were guessed, and never corrected: a slow moment while 24 tokens were timed made larger steps look
-    free, and 32 requests ran an eighth slower than without drafts."""
+    """Beyond, the costs were guessed, and never corrected: a slow moment while 24 tokens were timed made larger steps
+    look free, and 32 requests ran an eighth slower than without drafts."""
     planner = speculator_with(stage, small_checkpoint, FREE).planner
-    few, many = requests_of(stage, 30), requests_of(stage, 32)
-    assert sum(planner.best_counts(dict.fromkeys(few, 16), 30).values()) == 2
-    assert not any(planner.plan(dict.fromkeys(many, 16), 32).values())
+    planner.overall.add(99, 100)
+    assert sum(planner.best_counts(dict.fromkeys(requests_of(stage, 20), 16), 20).values()) == 12
+    assert not any(planner.plan(dict.fromkeys(requests_of(stage, 32), 16), 32).values())
 
 
 def test_the_draft_models_limits(stage, small_checkpoint, draft_checkpoint):
