@@ -107,7 +107,7 @@ class DraftPlanner:
         """Whether some number of draft tokens would pay if each were accepted at this rate, independently of others.
         A quick test, which rules out drafts if many requests run."""
         seconds = self.costs.seconds
-        if num_tokens >= MAX_TOKENS:
+        if num_tokens > MAX_TOKENS:
             return False
         now = MIN_SPEEDUP * num_requests / seconds[num_tokens]
         return any(
