@@ -84,7 +84,9 @@ class Clock:
 def keep_last(w, width: int, step) -> tuple:
     """(the step as the last layer computes it, only for tokens with logits; what has to stay alive for it). The same as
     `last_of` and `keep_last` in forward.c."""
-    last = (ctypes.c_int64 * step.num_logits).from_address(step.logits_indices)
+    last = ()  # where a step has only a part of a prompt
+    if step.num_logits:
+        last = (ctypes.c_int64 * step.num_logits).from_address(step.logits_indices)
     ends = (ctypes.c_int64 * (step.num_seqs + 1)).from_address(step.query_start_loc)
     starts = (ctypes.c_int64 * (step.num_seqs + 1))(*(sum(token < end for token in last) for end in ends))
     query = width * (4 if w.qkv.format == c.DTYPES[torch.float32] else 2)
@@ -118,12 +120,13 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def table(result: dict) -> str:
-    """Shares in Markdown, a row for each kernel, a column for each workload and type."""
+    """Shares in Markdown, a row for each kernel that has 1% anywhere, a column for each workload and type."""
     columns = [run["seconds"] for run in result["runs"]]
     titles = ["share of the time", *(f"{run['workload']}, {run['dtype']}" for run in result["runs"])]
     rows = [
         [title, *(f"{seconds[title] / sum(seconds.values()):.1%}" for seconds in columns)]
         for title in (*KERNELS.values(), REST)
+        if any(seconds[title] / sum(seconds.values()) >= 0.01 for seconds in columns)
     ]
     rows.append(["seconds", *(f"{sum(seconds.values()):.2f}" for seconds in columns)])
     return grid(titles, rows) + (

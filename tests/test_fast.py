@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -565,7 +566,8 @@ def test_the_profiled_step_is_the_engines(checkpoint):
         if profiled:
             llm.engine.runner.model.library = profile.Clock(llm.engine.runner.model.library)
         memory.watch(llm).generate(random_prompts(211, LENGTHS), params)
-    assert memory.happened["logits compared"] >= 6 * len(LENGTHS)
+        llm.generate(random_prompts(211, [60]), replace(params, prompt_logprobs=None))  # steps without any logits
+    assert memory.happened["logits compared"] >= 6 * (len(LENGTHS) + 1)
     assert memory.happened["pieces"] > 0
 
 
