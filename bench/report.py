@@ -154,7 +154,7 @@ LOSES = {
     "stage04_continuous": ("all outputs are equally long", "equal"),
     "stage05_paged": ("memory is plenty, and no prompts begin alike", "tail"),
     "stage06_fast": ("there is no C compiler, or it runs on a GPU: then it computes as stage 5 does", None),
-    "stage07_speculative": ("guesses are refused: many requests at once, or text that can't be guessed", None),
+    "stage07_speculative": ("guesses are rejected: many requests at once, or text that can't be guessed", None),
     "stage08_int8": ("prompts are long, and the CPU has AMX, which is fast in bfloat16, too", None),
 }
 

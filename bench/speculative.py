@@ -102,7 +102,7 @@ def own_numbers(on: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tries_of(speculator: Any) -> Iterator[list[int]]:
-    """Count, in this block, how many draft tokens are tried: those of a draft up to its first refusal. Yields a list
+    """Count, in this block, how many draft tokens are tried: those of a draft up to its first rejection. Yields a list
     whose only item is the count."""
     update, tries = speculator.update, [0]
 
@@ -240,7 +240,7 @@ def table(result: dict) -> str:
     return grid(titles, rows, left=(0, 1)) + (
         "\n\nSpeed relative to stage 6 in the same round, by the number of requests running at once. A number after a "
         "drafter is its guesses per step; without one it is `auto`. The last three columns are for "
-        f"{requests(counts[0])}: the share of tried guesses that were right, tokens per step, and guesses refused or "
+        f"{requests(counts[0])}: the share of tried guesses that were right, tokens per step, and guesses rejected or "
         f"never tried, per output token. {same} {result['dtype']}; "
         f"{source(result)}"
     )

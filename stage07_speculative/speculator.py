@@ -1,4 +1,4 @@
-"""Draft the tokens that may follow, and take back what was refused (Leviathan et al. 2023, "Fast Inference from
+"""Draft the tokens that may follow, and take back what was rejected (Leviathan et al. 2023, "Fast Inference from
 Transformers via Speculative Decoding").
 
 The drafts go through the model in the same step as the token before them. The engine verifies them with the ordinary
@@ -80,7 +80,7 @@ class Speculator:
         return draft[: next(ends, len(draft))]
 
     def update(self, drafts: dict[Request, list[int]], updated: list[Request]) -> dict[Request, int]:
-        """Return the blocks of refused drafts after a step, in which `updated` has each request once per token that it
+        """Return the blocks of rejected drafts after a step, in which `updated` has each request once per token that it
         got. Returns how many draft tokens of each request were accepted."""
         accepted = {request: max(0, updated.count(request) - 1) for request in drafts}
         if self.planner is not None:

@@ -89,7 +89,7 @@ class DraftModel:
     same token.
 
     It has its own KV cache, with a slot for each request that may run, or as many as memory allows; a request without a
-    slot gets no drafts. Keys and values of refused drafts stay there until they are overwritten; they are never read.
+    slot gets no drafts. Keys and values of rejected drafts stay there until they are overwritten; they are never read.
 
     Args:
         config: the engine's options; `speculate` names the model.

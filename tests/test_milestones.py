@@ -142,8 +142,8 @@ MISTAKES = [
     Mistake("what is taken can still be found", 5, 6, "evict a block's entry when the block is taken", [("block_manager.py", "            self._evict(block)\n", "")]),
     Mistake("shared blocks are written", 5, 6, "the first to write takes a copy", [("block_manager.py", " or self.ref_counts[blocks[-1]] > 1", "")]),
     Mistake("guesses are committed unverified", 7, 7, "guess that differs is replaced", [("engine.py", "            updated += self.commit(", UNVERIFIED)]),
-    Mistake("the row behind a refused guess is read", 7, 7, "the rows after a refused guess saw a wrong token", [("batch.py", " and request.output_token_ids[-1] == draft[0]", "")]),
-    Mistake("refused guesses count as computed", 7, 7, "likely:", [("speculator.py", "            if not request.finished:\n", "            request.num_computed_tokens += len(drafts[request]) - accepted[request]\n            if not request.finished:\n")]),
+    Mistake("the row behind a rejected guess is read", 7, 7, "the rows after a rejected guess saw a wrong token", [("batch.py", " and request.output_token_ids[-1] == draft[0]", "")]),
+    Mistake("rejected guesses count as computed", 7, 7, "likely:", [("speculator.py", "            if not request.finished:\n", "            request.num_computed_tokens += len(drafts[request]) - accepted[request]\n            if not request.finished:\n")]),
     Mistake("right guesses are computed again", 7, 7, "it counts as computed", [("batch.py", "Row(request, 1, ready=True)", "Row(request, 0, ready=True)")]),
     Mistake("nothing comes behind the last guess", 7, 7, "after the last right guess there is one more token", [("batch.py", "return bool(draft) and", "return len(draft or ()) > 1 and")]),
     Mistake("guesses beyond max_tokens", 7, 7, "don't guess past the end", [("speculator.py", "min(request.max_tokens - len(request.output_token_ids) - 1, MAX_DRAFTS)", "MAX_DRAFTS")]),
@@ -295,9 +295,9 @@ OF_SPECULATION = [
     ("check_drafts", "speculator", "if row.ready and row.request.output_token_ids", "if row.ready", "B has no output yet"),
     ("check_drafts", "speculator", "self.block_manager.extend(request, len(draft))]", "self.block_manager.extend(request, len(draft)) + 4]", "is room"),
     ("check_stepped", "engine", "return list(dict.fromkeys(updated))", "return updated", "each request once"),
-    ("check_stepped", "engine", "self.speculator.update(drafts, updated).items()", "{}.items()", "frees the blocks of refused guesses"),
+    ("check_stepped", "engine", "self.speculator.update(drafts, updated).items()", "{}.items()", "frees the blocks of rejected guesses"),
     ("check_stepped", "engine", "self.speculator.update(drafts, updated)", "self.speculator.update(drafts, list(dict.fromkeys(updated)))", "each as many times as it got one"),
-    ("check_stepped", "speculator", "                self.block_manager.trim(request, request.num_computed_tokens)", "                pass", "frees the blocks of refused guesses"),
+    ("check_stepped", "speculator", "                self.block_manager.trim(request, request.num_computed_tokens)", "                pass", "frees the blocks of rejected guesses"),
 ]  # fmt: skip
 
 

@@ -42,7 +42,7 @@ class Guesser:
         start, computed = len(request.output_token_ids), request.num_computed_tokens
         most = len(request.prompt_token_ids) + start - 1  # its last token is about to be computed
         case = f"{most + 1} tokens of prompt and output: num_computed_tokens when guesses are requested"
-        require(computed <= most, case, f"at most {most}", computed, "a refused guess does not count as computed")
+        require(computed <= most, case, f"at most {most}", computed, "a rejected guess does not count as computed")
         most = min(request.params.max_tokens, SIZES["n_positions"] - len(request.prompt_token_ids))
         self.asked.append((most - start, count))
         tokens = self.known[tuple(request.prompt_token_ids)][start : start + count]
@@ -163,7 +163,7 @@ def check_ends(lab: Lab) -> None:
 
 
 def check_blocks(lab: Lab) -> None:
-    """blocks: guesses take only free ones, and cached blocks hold no refused guess"""
+    """blocks: guesses take only free ones, and cached blocks hold no rejected guess"""
     lengths, blocks = (10, 12, 9), 13
     prompts, settings = prompts_of(*lengths, seed=5), [greedy(25), seeded(20, 1), greedy(28)]
     case = f"prompts of {lengths} tokens, num_blocks={blocks}, block_size={BLOCK}, {GUESSES} guesses a step"
@@ -181,7 +181,7 @@ def check_blocks(lab: Lab) -> None:
         llm, _ = guessing(lab, known, wrong)
         case = f"a prompt of 10 tokens with an output of 11, and then both plus one more token as a prompt; {what}"
         cached(lab, case, llm, prompt, 11)
-        found = cached(lab, case, llm, turn, likely="a block in the prefix cache holds keys of a refused guess")
+        found = cached(lab, case, llm, turn, likely="a block in the prefix cache holds keys of a rejected guess")
         likely = "cache a block only when all its tokens are verified"
         expect(f"{case}: num_cached_tokens", found, num_blocks(10 + 11 - 1) * BLOCK, likely=likely)
 

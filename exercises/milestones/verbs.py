@@ -924,7 +924,7 @@ def check_verified(lab: Lab) -> None:
     expect(f"{case}: sampled; tokens of the row, and whether it is ready", got, ([1], [(1, True)]), said)
     expect(f"{case}: tokens that go through the model again", batch.num_tokens, 0)
     for token, reason, likely in (
-        (8, None, "7 was guessed: the rows after a refused guess saw a wrong token"),
+        (8, None, "7 was guessed: the rows after a rejected guess saw a wrong token"),
         (7, "stop", "nothing follows a token that ends the output, whatever was guessed"),
     ):
         with lab.case(f"{case}, then {token}"):
@@ -1045,7 +1045,7 @@ def check_drafts(lab: Lab) -> None:
 
 
 def check_stepped(lab: Lab) -> None:
-    """step: each request once; `update` gets every token, and the blocks of refused guesses are freed"""
+    """step: each request once; `update` gets every token, and the blocks of rejected guesses are freed"""
     stepper, prompt = speculating(lab), prompts_of(10, seed=8)[0]
     engine, right = stepper.engine, lab.expected([prompt], {"temperature": 0, "max_tokens": 8})[0].token_ids
     heard, update = [], engine.speculator.update
@@ -1066,7 +1066,7 @@ def check_stepped(lab: Lab) -> None:
         blocks = len(engine.block_manager.block_table(one))
         likely = "the first guess that differs is replaced by the token that the model chooses there"
         expect(f"{case}, four guesses, all wrong: the tokens", list(one.output_token_ids), right[:2], likely=likely)
-        likely = "after the step, `self.speculator.update(drafts, updated)` frees the blocks of refused guesses"
+        likely = "after the step, `self.speculator.update(drafts, updated)` frees the blocks of rejected guesses"
         expect(f"{case}, four guesses, all wrong: blocks after the step, for 12 tokens", blocks, 3, likely=likely)
         engine.speculator.drafter, heard[:] = Fixed(*right[2:4], (right[4] + 1) % END), []
         updated = engine.step()

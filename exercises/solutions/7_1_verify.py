@@ -29,15 +29,15 @@ RETURN = "    return tokens, len(token_ids) + len(tokens) - 1\n"
 WORTHLESS = "they are worthless, even if they agree again"
 MUTANTS = [
     ("the end is the same object", "token == end or", "token is end or", "compare numbers with =="),
-    ("goes on after a refused guess", " or [token] != drafts[i : i + 1]:", ":", WORTHLESS),
+    ("goes on after a rejected guess", " or [token] != drafts[i : i + 1]:", ":", WORTHLESS),
     ("goes on where guesses agree again", LOOP, "        token = sample(row, token_ids + tokens)\n        if i == 0 or i == len(drafts) or [token] == drafts[i : i + 1]:\n"
      "            tokens.append(token)\n", "no unverified guess"),
     ("the first guess is taken as it is", "    for i, row", "    if drafts:\n        return [*drafts[:1], *tokens], len(token_ids) + 1\n    for i, row", "expected:"),
     ("the first guess was not verified", " or [token] != drafts[i : i + 1]:", " or (i > 0 and [token] != drafts[i : i + 1]):", WORTHLESS),
     ("the first guess is committed before", "    for i, row", "    if drafts:\n        first, tokens = first + 1, drafts[:1]\n    for i, row", "no unverified guess"),
-    ("a refused guess gives no token", LOOP, LOOP.replace("        tokens.append(token)\n", "").replace("            break\n",
+    ("a rejected guess gives no token", LOOP, LOOP.replace("        tokens.append(token)\n", "").replace("            break\n",
      "            break\n        tokens.append(token)\n").replace("len(tokens)", "len(tokens) + 1"), "every step yields at least one"),
-    ("the refused guess instead of the token", RETURN, "    return [*tokens[:-1], *drafts[len(tokens) - 1 : len(tokens)]] or tokens, len(token_ids) + len(tokens) - 1\n", "the sampled one is"),
+    ("the rejected guess instead of the token", RETURN, "    return [*tokens[:-1], *drafts[len(tokens) - 1 : len(tokens)]] or tokens, len(token_ids) + len(tokens) - 1\n", "the sampled one is"),
     ("not the token after the last guess", "enumerate(rows[first:])", "enumerate(rows[first:][: len(drafts) or 1])", "one more token"),
     ("from the row of the first guess", "first, tokens = len(rows) - 1 - len(drafts), []", "first, tokens = min(len(rows) - 1, len(rows) - len(drafts)), []", "expected:"),
     ("from the first row", "first, tokens = len(rows) - 1 - len(drafts), []", "first, tokens = 0, []", "need not be the newest token's"),

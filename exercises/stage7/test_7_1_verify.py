@@ -52,25 +52,25 @@ def check(work, case, rows, drafts, expected, mistakes=None, *, token_ids=(1, 2,
     )
     valid, all_fed = len(before) + len(expected) - 1, len(before) + len(drafts)
     said = {"the last token has not been computed yet: only the next step feeds it": valid + 1,
-            "keys of refused guesses are in the cache, but they don't belong to the sequence": all_fed,
+            "keys of rejected guesses are in the cache, but they don't belong to the sequence": all_fed,
             "correct drafts count too: the step has computed them": len(before)}  # fmt: skip
     expect(f"{case}: tokens with valid keys and values", num_computed, valid, said)
 
 
 def test_a_wrong_guess(work):
     check(work, "the second is wrong", (4, 8, 6, 7), [4, 5, 6], [4, 8], {
-        "rows after a refused guess saw a wrong token: they are worthless, even if they agree again":
+        "rows after a rejected guess saw a wrong token: they are worthless, even if they agree again":
             OneOf([[4, 8, 6, 7], [4, 8, 6]]),
-        "where a guess is refused, keep the sampled token: every step yields at least one": [4],
-        "a refused guess is not the token: the sampled one is": [4, 5]})  # fmt: skip
+        "where a guess is rejected, keep the sampled token: every step yields at least one": [4],
+        "a rejected guess is not the token: the sampled one is": [4, 5]})  # fmt: skip
     check(work, "the first is wrong", (8, 5, 6, 7), [4, 5, 6], [8], {
         "the first guess was not verified: the row of the newest token says whether it is right":
             OneOf([[4, 5, 6, 7], [4, 5, 6], [4]]),
-        "rows after a refused guess saw a wrong token: they are worthless, even if they agree again":
+        "rows after a rejected guess saw a wrong token: they are worthless, even if they agree again":
             OneOf([[8, 5, 6, 7], [8, 5, 6]]),
-        "where a guess is refused, keep the sampled token: every step yields at least one": []})  # fmt: skip
+        "where a guess is rejected, keep the sampled token: every step yields at least one": []})  # fmt: skip
     check(work, "the last is wrong", (4, 5, 8, 7), [4, 5, 6], [4, 5, 8], {
-        "rows after a refused guess saw a wrong token: they are worthless, even if they agree again": [4, 5, 8, 7]})  # fmt: skip
+        "rows after a rejected guess saw a wrong token: they are worthless, even if they agree again": [4, 5, 8, 7]})  # fmt: skip
 
 
 def test_all_are_right(work):

@@ -92,7 +92,7 @@ def test_guesses(work):
     expect("guess with count 0", work.guess(Draft(), uniform, 5, [1], [2], 0), [])
 
 
-def test_guesses_after_a_refusal(work):
+def test_guesses_after_a_rejection(work):
     """A position's number is the same, whatever was guessed there before."""
     prompt, model = [3, 1], [0, 1, 3, 2, 1, 1, 0, 3]
     for num in range(len(model)):
