@@ -530,7 +530,7 @@ def ablation_table(result: dict) -> str:
         f"\n\nSimulated in torch with stage 1's modules, {result['simulated']} held-out tales. Rows have 120 numbers, "
         f"those of `mlp.c_proj` 480, so in the other matrices a group of 128 is the whole row. {costs_most} spread "
         f"most in `{worst['matrix']}`: the largest number is {worst['largest']:.3g} in column {worst['column']}, "
-        f"{worst['second']:.3g} in the next column, and {worst['median']:.3g} in the median one."
+        f"{worst['second']:.3g} in the second-largest column, and {worst['median']:.3g} in the median one."
     )
 
 

@@ -112,7 +112,7 @@ def table(result: dict) -> str:
     """The two moments, the tale, and the repetitions."""
     rows = []
     for own in result["moments"]:
-        tokens = ", ".join(f"`{token.strip()}` {p:.1%}" for token, p in own["best"])
+        tokens = ", ".join(f"`{token.strip()}` {p:.1%}" for token, p in own["best"] if p >= 0.0005)
         rows.append([f"*{own['text']}*", tokens, f"{own['entropy']:.2f}", str(own["nucleus"])])
     moments = grid(["after", "the likeliest tokens", "entropy, bits", "nucleus of 90%"], rows, left=(0, 1))
     temperatures = [t for t in result["repetition"] if t != "0"]
