@@ -27,6 +27,8 @@ MUTANTS = [
       "len(outputs[id(prompts[i])]) < max_tokens[i] and outputs[id(prompts[i])][-1] != eos", "return [outputs[id(prompt)] for prompt in prompts]"), "two requests may have the same prompt"),
     ("row r is request r", "for i, token in zip(live, step([sequences[i] for i in live]), strict=True):",
      "for i, token in enumerate(step([sequences[i] for i in live])):", "row r is no longer request r"),
+    ("by recursion", ("    while live:\n", LIVE, "    return outputs\n"),
+     ("    def go(live):\n        if not live:\n            return\n", LIVE + "        go(live)\n\n", "    go(live)\n    return outputs\n"), "recursion"),
     ("with the prompt", "return outputs", "return sequences", "not part of the result"),
     ("changes the prompts", "list(prompt) for prompt in prompts", "prompt for prompt in prompts", "copy them"),
     ("carries done rows", LIVE, LIVE.replace("live = [i for i in live if", "live = live if any(").replace("!= eos]", "!= eos for i in live) else []")

@@ -96,6 +96,7 @@ EAGER = """def stream(request, commands, answers):
 def rest(request, commands, answers):
 """
 MUTANTS = [
+    ("one dictionary for all engines", "    waiting: dict[str, SimpleQueue] = {}", "    waiting = globals().setdefault('WAITING', {})", "belong in variables"),
     ("who leaves before the first token is served on", STREAM, EAGER, "before its first token"),
     ("once closed, nobody leaves", "if of[0] in waiting:", "if of[0] in waiting and not closing:", "expected:"),
     ("closed twice is open", "                closing = True\n", "                closing = not closing\n", "no command will come"),

@@ -115,6 +115,7 @@ def test_many_requests(work):
 
     for prompts, max_tokens in (
         ([[1], [2] * 1000, [70_000]], [300, 1, 40]),
+        ([[5], [6]], [1100, 2]),
         ([[i] for i in range(1000)], [1 + i % 3 for i in range(1000)]),
     ):
         expected = [

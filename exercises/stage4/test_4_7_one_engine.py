@@ -293,6 +293,28 @@ def test_many_callers(work):
     expect(case, (told["a"] == [*(token_of("a", i) for i in range(1100)), None], len(log)), (True, 1102))
 
 
+def test_two_engines(work):
+    """While one engine runs, another one serves a request with the same name."""
+    answers, inner = {}, []
+    commands = Commands([(0, command("add a", answers)), (9, ("close",))])
+    engine = Engine({"a": 4}, commands)
+    step = engine.step
+
+    def stepped():
+        if not inner:
+            inner.append(played(work, {"a": 2}, [(0, "add a"), (9, "close")])[1]["a"])
+        return step()
+
+    engine.step = stepped
+    case, likely = "two engines at once, each with a request 'a'", "an engine's requests belong in variables of its `run`"
+    try:
+        work.run(engine, commands)
+    except (Stop, KeyError) as error:
+        raise Wrong(case, "each serves its own", repr(error), likely) from None
+    expect(f"{case}: what the callers get", [answers["a"].items, *inner],
+           [[*(token_of("a", i) for i in range(n)), None] for n in (4, 2)], likely=likely)  # fmt: skip
+
+
 def test_any_callers(work):
     """Four requests that come, leave and are refused at any time; some steps fail."""
 
