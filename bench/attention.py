@@ -81,7 +81,7 @@ def table(result: dict) -> str:
             rows.append([batch, context, *cells, speed_up, f"{read / median(by['c']) / 1e9:.1f}"])
     titles = ["batch", "context", *(f"{name}, µs" for name in by), "c, next to the faster of the others", "c, GB/s"]
     return grid(titles, rows, left=()) + (
-        f"\n\nMicroseconds for one layer, of {N_LAYER}; in parentheses the lowest and highest of a round. "
+        f"\n\nMicroseconds for one layer, of {N_LAYER}; in parentheses the lowest and highest in any one round. "
         f"{result['dtype']}, blocks of {result['block_size']}; a plain copy of memory reaches "
         f"{result['copy_bandwidth'] / 1e9:.1f} GB/s. {source(result, spread=False)}"
     )

@@ -152,7 +152,7 @@ LOSES = {
     "stage02_static_batch": ("a few long outputs keep their batches full of padding", "tail"),
     "stage03_kvcache": ("outputs are of one token: there is nothing to reuse", None),
     "stage04_continuous": ("all outputs are equally long", "equal"),
-    "stage05_paged": ("memory is plenty, and no prompts begin alike", "tail"),
+    "stage05_paged": ("memory is plentiful, and no two prompts begin alike", "tail"),
     "stage06_fast": ("there is no C compiler, or it runs on a GPU: then it computes as stage 5 does", None),
     "stage07_speculative": ("guesses are rejected: many requests at once, or text that can't be guessed", None),
     "stage08_int8": ("prompts are long, and the CPU has AMX, which is fast in bfloat16, too", None),
@@ -175,7 +175,7 @@ TABLES["ladder"] = {
     "speed-up": lambda row: speed_up(row, spread=False),
     "of what this machine allows": TABLES["speed"]["of the limit"],
     "TTFT p50": seconds("ttft_p50"),
-    "no faster, or slower, when": where_it_loses,
+    "gains least, or loses, when": where_it_loses,
 }
 
 
@@ -193,7 +193,7 @@ def table(result: dict, name: str) -> str:
     for title in ("requests with the same ids", "tokens before the first difference"):
         if all(value == "100%" for value in cells.get(title, ())):
             cells.pop(title, None)
-    left = [i for i, title in enumerate(cells) if title in ("engine", "no faster, or slower, when")]
+    left = [i for i, title in enumerate(cells) if title in ("engine", "gains least, or loses, when")]
     rows = zip(*cells.values(), strict=True)
     return grid(list(cells), [[value or "" for value in row] for row in rows], left)
 
@@ -327,7 +327,7 @@ def comparison(results: list[dict]) -> str:
     return grid(titles, lines, left=range(len(kinds))) + (
         f"\n\nOutput tokens per second; {results[0]['model']}{random}; {machine['device']}, "
         f"{machine['threads']} threads, torch {machine['torch']}{others}. "
-        f"In parentheses: the lowest and highest of a round. Each line is one run of all its engines, such as "
+        f"In parentheses: the lowest and highest ratio in any one round. Each line is one run of all its engines, such as "
         f"`{command(results[0])}`. The limits, probed in these runs: "
         f"{min(b for b, _ in limits):.0f} to {max(b for b, _ in limits):.0f} GB/s read, "
         f"{min(r for _, r in limits):,.0f} to {max(r for _, r in limits):,.0f} GFLOP/s{of_integers}."

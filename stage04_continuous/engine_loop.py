@@ -2,7 +2,7 @@
 
 This is continuous batching seen from outside: a request may come at any time and from any thread, and joins the others
 at the next step. A caller puts its requests into the engine's queue, and waits for its results in another queue.
-Only one thread touches the engine, so the engine needs no lock. `put` never blocks, so a finalizer or a signal handler
+Only one thread runs the engine, so the engine needs no lock. `put` never blocks, so a finalizer or a signal handler
 may abort a request at any moment. And Ctrl-C, which Python raises in the main thread, interrupts a caller that waits,
 never a step that is half done.
 """

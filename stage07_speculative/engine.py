@@ -18,8 +18,8 @@ from .support.weights import Checkpoint
 class Engine:
     """Completes requests, each from when it is added until it ends or is aborted.
 
-    It runs in its own thread (engine_loop.py), which calls `step` as long as there is work. No other thread touches it,
-    so it has no locks.
+    It runs in its own thread (engine_loop.py), which calls `step` as long as there is work. No other thread adds or
+    removes requests, so it has no locks.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
