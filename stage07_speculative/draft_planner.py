@@ -9,6 +9,7 @@ fairness: Kelly, Maulloo and Tan 1998, "Rate Control for Communication Networks"
 to the request that is easiest to predict. The others would run slower, and end later, than without drafts.
 """
 
+import itertools
 import math
 import weakref
 
@@ -22,6 +23,7 @@ PRIOR_RATE = 0.5  # the acceptance rate before anything was tried
 MIN_SPEEDUP = 1.03  # the least predicted speedup that is worth drafting for: the predicted costs are incomplete
 FEW_TRIES, NUM_PROBES = 8, 2  # one request gets 2 drafts until 8 have been tried, if good ones would pay
 GOOD_RATE = 0.9  # the acceptance rate of a good drafter
+LEAST_SECONDS = 1e-9  # a step's cost, even if the clock stands still
 FORGET = 200  # a step without drafts moves their measured costs 1/200 of the way back to the first ones
 
 
@@ -137,40 +139,45 @@ class Acceptance:
 
 class Costs:
     """Seconds of a step by its number of tokens: timed when the engine is made, and corrected by every step since that
-    is no larger than the largest timed one. So they follow the machine's load and the length of the contexts."""
+    is no larger than the largest timed one. So they follow the machine's load and the length of the contexts.
+
+    Attributes:
+        measured: of the timed sizes; of two sizes, the larger one never has the lower cost.
+        seconds: of all sizes up to the largest; [0] is not used.
+    """
 
     def __init__(self, measured: dict[int, float]):
-        self.first, self.measured, self._num_added = dict(measured), measured, 0
-        self.seconds = interpolate(measured)  # [0] is not used
+        self.first, largest = {}, LEAST_SECONDS
+        for size in sorted(measured):
+            self.first[size] = largest = max(largest, measured[size])
+        self.measured = dict(self.first)
+        self.seconds = interpolate(self.measured)
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        """Correct the measured size at or above a step's by its time."""
+        """Correct the measured size at or above a step's by its time, and each size that would then contradict it."""
         if 0 < num_tokens <= max(self.measured):
-            size = next(size for size in sorted(self.measured) if size >= num_tokens)
-            self.measured[size] = smoothed(
-                self.measured[size], self.measured[size] * seconds / self.seconds[num_tokens]
-            )
-            self._num_added += 1
-            if self._num_added % 8 == 0:
-                self.seconds = interpolate(self.measured)
+            size = next(size for size in self.measured if size >= num_tokens)
+            ratio = max(seconds, LEAST_SECONDS) / self.seconds[num_tokens]
+            cost = smoothed(self.measured[size], self.measured[size] * ratio)
+            for other, known in self.measured.items():
+                self.measured[other] = min(known, cost) if other < size else max(known, cost)
+            self.measured[size] = cost
+            self.seconds = interpolate(self.measured)
 
     def forget(self, num_tokens: int) -> float:
         """While steps have this size, and no drafts, larger ones are not measured. Let these return to what was timed
         first, times the present load, so that one busy moment does not end all drafts. Returns the load: the time of
         a step of this size, divided by its time at first."""
-        size = next((size for size in sorted(self.measured) if size >= num_tokens), max(self.measured))
-        load = self.measured[size] / self.first[size] if self.first[size] else 1.0
+        size = next((size for size in self.measured if size >= num_tokens), max(self.measured))
+        load = self.measured[size] / self.first[size]
         for larger in (other for other in self.measured if other > size):
             self.measured[larger] += (self.first[larger] * load - self.measured[larger]) / FORGET
         return load
 
 
 def interpolate(measured: dict[int, float]) -> list[float]:
-    """Values for all sizes up to the largest from those of some: linear in between, and never falling."""
-    sizes, values = sorted(measured), [1e-9]  # not 0, even if the clock stands still
-    for size in range(1, sizes[-1] + 1):
-        i = next(i for i, known in enumerate(sizes) if known >= size)
-        low, high = sizes[max(i - 1, 0)], sizes[i]
-        share = (size - low) / (high - low) if high > low else 1.0
-        values.append(max(values[-1], measured[low] + share * (measured[high] - measured[low])))
+    """Values for all sizes from 0 to the largest, from those of some, in order; linear in between."""
+    values = [0.0]
+    for (low, at_low), (high, at_high) in itertools.pairwise([(0, values[0]), *measured.items()]):
+        values += [at_low + (size - low) / (high - low) * (at_high - at_low) for size in range(low + 1, high + 1)]
     return values

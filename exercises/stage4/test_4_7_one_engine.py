@@ -306,7 +306,10 @@ def test_two_engines(work):
         return step()
 
     engine.step = stepped
-    case, likely = "two engines at once, each with a request 'a'", "an engine's requests belong in variables of its `run`"
+    case, likely = (
+        "two engines at once, each with a request 'a'",
+        "an engine's requests belong in variables of its `run`",
+    )
     try:
         work.run(engine, commands)
     except (Stop, KeyError) as error:
