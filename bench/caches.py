@@ -124,7 +124,9 @@ def table(result: dict) -> str:
     speeds, loads, pieces = ({int(size): median(own) for size, own in result["rounds"][name].items()}
                              for name in ("GB/s", "ns", "pieces"))  # fmt: skip
     rows = []
-    for size, speed in list(speeds.items())[1::2]:
+    for size, speed in speeds.items():
+        if size.bit_length() % 2:
+            continue
         fits = [f"level {level['level']}" for level in result["levels"] if size <= level["bytes"]]
         rows.append([name_size(size), [*fits, "memory"][0], f"{speed:.0f}", f"{loads[size]:.1f}"])
     caches = ", ".join(f"level {level['level']} {name_size(level['bytes'])}" for level in result["levels"])

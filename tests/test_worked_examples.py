@@ -25,7 +25,7 @@ def test_chapters_show_what_runs(directory):
 
 def test_the_page_on_fairness_shows_what_its_example_prints():
     page = (ROOT / "stage05_paged/SHARING.md").read_text(encoding="utf-8").partition("## Fairness")[2]
-    shown = re.search(r"`python (examples/fairness.py)` prints.*?```text\n(.*?)```", page, re.DOTALL)
+    shown = re.search(r"`python\s+(examples/fairness.py)` prints.*?```text\n(.*?)```", page, re.DOTALL)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(str(ROOT / shown[1]), run_name="__main__")
     assert printed.getvalue() == shown[2]
