@@ -1,11 +1,11 @@
 """Stage 4: a continuous scheduler; requests join and leave the batch at every step."""
 
 from .config import EngineConfig
-from .engine_loop import EngineClosedError, QueueFullError
 from .llm import LLM, AsyncLLM
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
 from .support.scoring import SCORING, Pair, Score, score_of
+from .support.worker import EngineClosedError
 
 __all__ = [
     "LLM",
@@ -16,7 +16,6 @@ __all__ = [
     "EngineConfig",
     "Logprob",
     "Pair",
-    "QueueFullError",
     "RequestOutput",
     "SamplingParams",
     "Score",

@@ -4,11 +4,11 @@ from .support import openmp  # noqa: F401 (first: it comes before torch)  # pyri
 
 # isort: split
 from .config import EngineConfig
-from .engine_loop import EngineClosedError, QueueFullError
 from .llm import LLM, AsyncLLM
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
 from .support.scoring import SCORING, Pair, Score, score_of
+from .support.worker import EngineClosedError
 
 __all__ = [
     "LLM",
@@ -19,7 +19,6 @@ __all__ = [
     "EngineConfig",
     "Logprob",
     "Pair",
-    "QueueFullError",
     "RequestOutput",
     "SamplingParams",
     "Score",

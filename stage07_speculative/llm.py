@@ -43,7 +43,19 @@ class LLM(LLMBase):
         self.loop = EngineLoop(lambda: Engine(config))
         self.engine, self.inputs = self.loop.engine, InputProcessor(self.loop.engine, Request)
         self.beams = BeamEngine(self.engine)
-        weakref.finalize(self, self.loop.close, abort=True).atexit = False  # at exit `close_all` does it, and waits
+        weakref.finalize(self, self.loop.close, abort=True)  # a dropped LLM closes its engine
+
+    def close(self, *, abort: bool = False) -> None:
+        """Accept no more requests, finish the unfinished ones (or abort them), and end the engine's thread. Blocks
+        until then. Not needed: an LLM that is dropped, or a program that ends, aborts them."""
+        self.loop.close(abort=abort)
+        self.loop.thread.join()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(abort=kind is not None)
 
     def generate(
         self,
@@ -81,7 +93,7 @@ class LLM(LLMBase):
         def results(updated: list[Request]) -> list[tuple[int, RequestOutput]]:
             return [(index.pop(request), RequestOutput.of(request)) for request in finished_groups(updated)]
 
-        return self._kept(self.loop.run(longest_first(requests, priority), results))
+        return self._keep_alive(self.loop.run(longest_first(requests, priority), results))
 
     def stream(
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
@@ -93,10 +105,10 @@ class LLM(LLMBase):
         requests = self.inputs.requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
         events = self.loop.run(requests, lambda updated: [StreamEvent.take(c, index[c.group[0]]) for c in updated])
-        return self._kept(events)
+        return self._keep_alive(events)
 
-    def _kept(self, results: Iterator[Any]) -> Iterator[Any]:
-        """Yield the results. A method, so that it keeps the LLM alive: a dropped LLM closes its engine."""
+    def _keep_alive(self, results: Iterator[Any]) -> Iterator[Any]:
+        """Yield the results. A method, so that an LLM with an open stream is not dropped."""
         yield from results
 
     def beam_search(
@@ -162,8 +174,7 @@ class AsyncLLM:
         engine.close()
 
     Args:
-        max_queue_size: how many completions (prompts times n) may wait, in addition to the max_num_seqs that run.
-        options: those of LLM.
+        model, options: those of LLM.
 
     Attributes:
         llm: the LLM, which threads may use at the same time.
@@ -172,10 +183,8 @@ class AsyncLLM:
         ValueError, OSError: as LLM does.
     """
 
-    def __init__(self, *, max_queue_size: int = 1024, **options: Any):
-        max_queue_size = check_integer("max_queue_size", max_queue_size, 1)  # before a model is loaded
-        self.llm = LLM(**options)
-        self.llm.loop.max_queue_size = max_queue_size
+    def __init__(self, model: str = "tinytales", **options: Any):
+        self.llm = LLM(model, **options)
 
     async def generate(
         self,
@@ -192,7 +201,6 @@ class AsyncLLM:
 
         Raises:
             ValueError: the prompt or a parameter is wrong.
-            QueueFullError: too many requests wait.
             EngineClosedError: the engine is closed.
         """
         event_loop = asyncio.get_running_loop()
@@ -201,11 +209,11 @@ class AsyncLLM:
         request.num_ahead = check_integer("num_ahead", num_ahead, 0)
         num_unfinished = len(request.group)
 
-        def deliver(updated: list[Request], error: BaseException | None) -> None:
+        def callback(updated: list[Request], error: BaseException | None) -> None:
             event_loop.call_soon_threadsafe(updates.put_nowait, error or [StreamEvent.take(c, 0) for c in updated])
 
         try:
-            self.llm.loop.submit([request], deliver)
+            self.llm.loop.submit([request], callback)
             while num_unfinished:
                 if isinstance(events := await updates.get(), BaseException):
                     raise events
@@ -216,10 +224,8 @@ class AsyncLLM:
             self.llm.loop.abort([request])
 
     def close(self, *, abort: bool = False) -> None:
-        """Accept no more requests, finish the unfinished ones (or abort them), and end the engine's thread. Blocks
-        until then."""
-        self.llm.loop.close(abort=abort)
-        self.llm.loop.thread.join()
+        """As `LLM.close`."""
+        self.llm.close(abort=abort)
 
     def __enter__(self) -> "AsyncLLM":
         return self

@@ -305,4 +305,4 @@ def watch_requests(llm: Any, made: Callable[[Any], None], added: Callable[[Any],
 
 def unfinished_requests(llm: Any) -> list[Any]:
     """The waiting and running requests. Any thread may call this."""
-    return list(llm.loop.waiters)
+    return list(llm.loop.callbacks)

@@ -142,7 +142,7 @@ def look_on(llm: Any, listener: Listener) -> tuple[dict, list[dict], int]:
         if paged:
             free, num_findable = engine.block_manager.free_blocks()
             header |= {"free": free, "num_findable": num_findable}
-        known = describe(llm.loop.waiters)
+        known = describe([request for request in list(llm.loop.callbacks) if request.rank is not None])
         for request in engine.scheduler.running:
             where = {"num_cached_tokens": request.num_cached_tokens} if paged else {"slot": request.slot}
             known.append({"kind": "admitted", **who_is(request), **where})

@@ -104,7 +104,7 @@ def in_threads(*calls):
 
 def unfinished(llm) -> list:
     """The unfinished requests of an engine with a thread, after it has carried out all earlier commands."""
-    return llm.loop.call(lambda: list(llm.loop.waiters))
+    return llm.loop.call(lambda: list(llm.loop.callbacks))
 
 
 EOS = 50256

@@ -28,7 +28,7 @@ def engine(stage, small_checkpoint):
     yield engine
     engine.close(abort=True)
     engine.llm.engine.scheduler.check_integrity()
-    assert not engine.llm.loop.waiters
+    assert not engine.llm.loop.callbacks
 
 
 def endless(stage):
@@ -53,7 +53,7 @@ def test_coroutines_get_what_generate_gives(stage, engine, small_checkpoint):
 
 
 def test_lists_and_streams_from_any_thread(stage, engine, small_checkpoint):
-    """While coroutines use it: `engine.llm` is an LLM like any other; all or none; the queue's limit is for it, too."""
+    """While coroutines use it: `engine.llm` is an LLM like any other; all requests, or none."""
     prompts = random_prompts(211, [3, 9, 1, 14])
     params = [stage.SamplingParams(max_tokens=4 + i, seed=i) for i in range(4)]
     expected = stage.engine(small_checkpoint).generate(prompts, params)
@@ -71,11 +71,7 @@ def test_lists_and_streams_from_any_thread(stage, engine, small_checkpoint):
         engine.llm.stream([[1], []])
     for _ in engine.llm.stream(prompts, endless(stage)):
         break
-    wait_until(lambda: not engine.llm.loop.waiters)
-    many = [[1]] * (engine.llm.loop.max_queue_size + engine.llm.engine.scheduler.max_num_seqs + 1)
-    with pytest.raises(stage.QueueFullError, match=rf"0 (requests|completions) run or wait, and {len(many)} more"):
-        engine.llm.generate(many, params[0])
-    assert engine.llm.loop.waiters == {}
+    wait_until(lambda: not engine.llm.loop.callbacks)
 
 
 def test_32_threads_stream_complete_and_abort_at_once(stage, engine, small_checkpoint):
@@ -103,9 +99,9 @@ def test_32_threads_stream_complete_and_abort_at_once(stage, engine, small_check
     with in_threads(*(functools.partial(work, i) for i in range(32))):
         pass
     assert results == {i: expected[i] for i in range(32) if i % 4 in (0, 1)}
-    wait_until(lambda: not engine.llm.loop.waiters)
+    wait_until(lambda: not engine.llm.loop.callbacks)
     engine.llm.engine.scheduler.check_integrity()
-    assert engine.llm.loop.waiters == {}
+    assert engine.llm.loop.callbacks == {}
 
 
 def test_cancelling_a_stream_frees_its_slot(stage, engine):
@@ -165,7 +161,7 @@ def test_an_error_in_the_engine_reaches_every_waiter(stage, engine):
 
     calls = [lambda: engine.llm.generate([[1, 2]]), lambda: asyncio.run(collect(engine, [3], None))] * 3
     with in_threads(*(functools.partial(wait_for_it, call) for call in calls)):
-        wait_until(lambda: engine.llm.loop.num_unfinished == 6)
+        wait_until(lambda: len(engine.llm.loop.callbacks) == 6)
         release.set()
     engine.llm.engine.runner.forward = forward
     assert engine.llm.generate([[1]], stage.SamplingParams(max_tokens=2))[0].finished
@@ -182,7 +178,7 @@ def test_close_finishes_or_aborts(stage, small_checkpoint):
 
         engine.llm.engine.step = held
         with in_threads(*[functools.partial(engine.llm.generate, [[1, 2]], endless(stage))] * 3) as outputs:
-            wait_until(lambda e=engine: e.llm.loop.num_unfinished == 3)
+            wait_until(lambda e=engine: len(e.llm.loop.callbacks) == 3)
             engine.close(abort=abort)
         assert [output.outputs[0].finish_reason for (output,) in outputs] == ["abort" if abort else "length"] * 3
         for (output,) in outputs:  # those that never ran have no times, rather than wrong ones
@@ -191,29 +187,6 @@ def test_close_finishes_or_aborts(stage, small_checkpoint):
         with pytest.raises(RuntimeError, match="the engine is closed"):
             engine.llm.generate([[1]])
         engine.close()  # twice does no harm
-
-
-def test_a_full_queue_refuses(stage, small_checkpoint):
-    engine = stage.AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1, max_queue_size=2)
-    release, original = threading.Event(), engine.llm.engine.step
-
-    def slow():
-        release.wait(300)
-        return original()
-
-    engine.llm.engine.step = slow
-    params = stage.SamplingParams(max_tokens=2)
-    says = r"3 (requests|completions) run or wait, .* max_num_seqs 1 and max_queue_size 2"
-    with in_threads(*[lambda: engine.llm.generate([[1]], params)] * 3) as outputs:
-        wait_until(lambda: engine.llm.loop.num_unfinished == 3)
-        with pytest.raises(stage.QueueFullError, match=says):
-            engine.llm.generate([[1]], params)
-        release.set()
-    assert len(outputs) == 3
-    assert engine.llm.generate([[1]], params)[0].finished  # there is room again
-    engine.close()
-    with pytest.raises(ValueError, match="max_queue_size"):
-        stage.AsyncLLM(max_queue_size=0)
 
 
 def test_with_statement(stage, small_checkpoint):
@@ -261,7 +234,7 @@ def test_news_that_can_not_be_made_are_an_error_for_their_reader(stage, small_ch
                 list(engine.llm.stream([[1, 2]], params))
             with pytest.raises(ZeroDivisionError):
                 asyncio.run(collect(engine, [1, 2], params))
-        wait_until(lambda: not engine.llm.loop.waiters)
+        wait_until(lambda: not engine.llm.loop.callbacks)
         assert len(expected) == 3
         assert len(engine.llm.generate([[1, 2]], params)[0].outputs[0].token_ids) == 3
 

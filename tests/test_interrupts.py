@@ -103,9 +103,8 @@ def in_coroutine(engine, prompt, params):
 
 def at_rest(llm) -> None:
     """Check that nothing is left of earlier requests."""
-    wait_until(lambda: not llm.loop.waiters)
+    wait_until(lambda: not llm.loop.callbacks)
     llm.loop.call(lambda: None)  # what was asked for before has happened
-    assert llm.loop.num_unfinished == 0
     scheduler = llm.engine.scheduler
     scheduler.check_integrity()
     assert not scheduler.running
@@ -114,6 +113,13 @@ def at_rest(llm) -> None:
         assert llm.engine.block_manager.num_free == llm.engine.block_manager.num_blocks
     else:
         assert len(scheduler.free_slots) == scheduler.max_num_seqs
+
+
+def llm_as_async(stage, llm):
+    """An AsyncLLM of an LLM that is there."""
+    engine = stage.AsyncLLM.__new__(stage.AsyncLLM)
+    engine.llm = llm
+    return engine
 
 
 # --- Ctrl-C ---------------------------------------------------------------------------------------------------------
@@ -336,21 +342,42 @@ def test_a_signal_handler_may_ask_for_everything(serving, small_checkpoint):
     at_rest(llm)
 
 
-def test_a_call_in_the_middle_of_another(serving, small_checkpoint):
-    """A signal handler that interrupts `submit` where it has the lock: the engine's thread never waits for it."""
+def at_lines(functions, act):
+    """A function for `sys.settrace` that calls `act` before each line of these functions."""
+    codes = {function.__code__ for function in functions}
+
+    def trace(frame, event, _):
+        if frame.f_code not in codes:
+            return None
+        if event == "line":
+            act()
+        return trace
+
+    return trace
+
+
+def test_calls_in_the_middle_of_another(serving, small_checkpoint):
+    """Between any two lines of `submit`, as from a signal handler, calls are answered."""
     llm = small_engine(serving, small_checkpoint)
     asked, done = ways(serving, llm), []
 
-    def interrupted():
-        with llm.loop.lock:
-            done.extend(call() == expected for call, expected in asked.values())
-            llm.loop.call(lambda: None)
+    def act():
+        sys.settrace(None)
+        done.append(all(call() == expected for call, expected in asked.values()))
+        llm.loop.call(lambda: None)
+        sys.settrace(trace)
 
-    thread = threading.Thread(target=interrupted, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert done == [True] * len(asked)
-    assert not thread.is_alive()
+    trace = at_lines([serving.part("engine_loop").EngineLoop.submit], act)
+
+    def interrupted():
+        sys.settrace(trace)
+        done.append(asked["generate"][0]() == asked["generate"][1])
+        sys.settrace(None)
+
+    with in_threads(interrupted):
+        pass
+    assert len(done) > 4
+    assert all(done)
     at_rest(llm)
 
 
@@ -464,6 +491,59 @@ def test_a_step_that_always_fails_is_told_and_the_engine_lives(serving, small_ch
             at_rest(llm)
 
 
+def test_an_error_between_any_two_lines_leaves_nobody_waiting(serving, small_checkpoint):
+    """Of the loop, in the engine's thread: each caller gets its tokens or the error, and the engine goes on."""
+    llm, loop = small_engine(serving, small_checkpoint), serving.part("engine_loop").EngineLoop
+    asked, ended = ways(serving, llm), []
+    asked.pop("beam_search", None)
+    functions = [loop._add, loop._abort, loop._step, loop._notify, loop._deliver, loop._run_commands]
+    call = in_coroutine(llm_as_async(serving, llm), [1, 2, 3], serving.SamplingParams(seed=1, max_tokens=4))
+    calls = [*asked.values(), (call, call())]
+
+    def ask(call, expected):
+        try:
+            ended.append(call() == expected)
+        except MemoryError:
+            ended.append(True)
+
+    for function in functions:
+        for number in itertools.count(1):
+            lines = itertools.count(1)
+
+            def fail(lines=lines, number=number):
+                if next(lines) == number:
+                    raise MemoryError("no memory left")
+
+            llm.loop.call(lambda fail=fail, function=function: sys.settrace(at_lines([function], fail)))
+            # `call` itself has left the frames that are not traced: the engine's next ones are.
+            with in_threads(*(functools.partial(ask, *one) for one in calls)):
+                pass
+            llm.loop.call(lambda: sys.settrace(None))
+            at_rest(llm)
+            if next(lines) <= number or number == 24:
+                break
+    assert all(ended)
+
+
+def test_engines_that_close_while_threads_ask(serving, small_checkpoint):
+    """Each call is answered, aborted or refused, and each thread ends."""
+    params = serving.SamplingParams(max_tokens=9, ignore_eos=True)
+    for number in range(6):
+        engine = small_engine(serving, small_checkpoint, "AsyncLLM")
+
+        def work(llm=engine.llm):
+            try:
+                while True:
+                    llm.generate([[1, 2], [3]], params)
+            except serving.EngineClosedError:
+                pass
+
+        with in_threads(*[work] * 6):
+            wait_until(lambda engine=engine: engine.llm.stats.num_output_tokens > 5)
+            engine.close(abort=number % 2 == 0)
+        assert not engine.llm.loop.callbacks
+
+
 def test_an_ended_completion_is_told_once(small_checkpoint):
     """Even if a step fails after its end, while its siblings go on."""
     for stage in STAGES[4:6]:
@@ -499,8 +579,11 @@ params, model = stage.SamplingParams(temperature=0, max_tokens=4, ignore_eos=Tru
 engine = stage.AsyncLLM(model=model, device="cpu") if {number} >= 4 else None
 llm = engine.llm if engine else stage.LLM(model, device="cpu")
 expected = llm.generate([[1, 2, 3]], params)[0].outputs[0].token_ids
+stream = llm.stream([[1, 2, 3]], stage.SamplingParams(max_tokens=40, ignore_eos=True))
+next(stream)
 child = os.fork()
 if not child:
+    ask(lambda: list(stream))
     ask(lambda: llm.generate([[1, 2, 3]], params))
     ask(lambda: next(iter(llm.stream([[1, 2, 3]], params))))
     ask(lambda: stage.LLM(model, device="cpu"))
@@ -513,6 +596,7 @@ if not child:
     sys.exit(7)
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 7, status
+assert len(list(stream)) == 39
 assert llm.generate([[1, 2, 3]], params)[0].outputs[0].token_ids == expected
 """
 
@@ -556,6 +640,43 @@ sys.exit(3)
 @pytest.mark.parametrize("stage", [STAGES[3], STAGES[5]], ids=str)
 def test_a_program_that_ends_with_a_running_engine_ends_as_it_wants(stage, small_checkpoint):
     assert run_script(EXIT, stage, small_checkpoint) == (3, "")
+
+
+CTRL_C_AT_EXIT = """
+import threading, torch
+from {module} import LLM, SamplingParams
+llm = LLM(model={checkpoint!r}, device="cpu")
+begun, step, numbers = threading.Event(), llm.engine.step, torch.ones(64, 64)
+def slow():  # many calls of torch, each of which takes Python's lock again when it ends
+    begun.set()
+    for _ in range(50_000):
+        numbers @ numbers
+    return step()
+llm.engine.step = slow
+stream = llm.stream([[1, 2]], SamplingParams(max_tokens=9, ignore_eos=True))
+threading.Thread(target=next, args=(stream,), daemon=True).start()
+begun.wait()
+print("ends", flush=True)
+"""
+
+
+@POSIX
+@about_streams
+@pytest.mark.parametrize("stage", [STAGES[3]], ids=str)
+def test_ctrl_c_while_python_waits_for_the_engine_at_exit(stage, small_checkpoint):
+    """Once or twice: the process ends as it wants, or by the interrupt, and never crashes."""
+    script = CTRL_C_AT_EXIT.format(module=stage.directory, checkpoint=str(small_checkpoint))
+    for pauses in ([0.0], [0.05], [0.0, 0.02], [0.1, 0.1]):
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdout.readline() == b"ends\n"
+        for pause in pauses:
+            time.sleep(pause)
+            process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=300)
+        assert process.returncode in (0, 1, 130, -signal.SIGINT), stderr.decode()
+        assert b"terminate called" not in stderr
 
 
 def tokens_in_a_process(directory: str, checkpoint: str) -> list[int]:

@@ -586,7 +586,7 @@ def test_completions_of_the_async_engine(stage):
         (output,) = engine.llm.generate("Once upon a time", params)
         assert [c.text for c in output.outputs] == [completion.text for completion in expected.outputs]
         assert output.finished
-        assert engine.llm.loop.waiters == {}
+        assert engine.llm.loop.callbacks == {}
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, 1025])

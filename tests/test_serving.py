@@ -49,14 +49,14 @@ def serving(stage, model, max_queue_size=1024, chat=None, log=None, **options):
     """An App with its own engine, which must be idle at the end."""
     stage = Stage(stage)
     options = {"max_num_seqs": 4, "device": "cpu", **options}
-    with stage.AsyncLLM(model=str(model), max_queue_size=max_queue_size, **options) as engine:
+    with stage.AsyncLLM(model=str(model), **options) as engine:
         limits = Limits(max_queue_size=max_queue_size)
         app = App(Service(stage, engine, "tales", limits, chat), log=log)
         yield app
         if not app.service.failed:
-            wait_until(lambda: not engine.llm.loop.waiters)
+            wait_until(lambda: not engine.llm.loop.callbacks)
             engine.llm.engine.scheduler.check_integrity()
-            assert engine.llm.loop.waiters == {}
+            assert engine.llm.loop.callbacks == {}
             assert app.service.metrics.num_unfinished == app.num_active == 0
 
 

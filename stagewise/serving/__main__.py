@@ -121,7 +121,7 @@ def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Serv
     defaults = stage.generation_defaults(args.model, args.load_format) if args.generation_config else {}
     stage.SamplingParams(**defaults)  # raises ValueError for bad options
     options = options_of(stage, args)
-    engine = stage.AsyncLLM(max_queue_size=min(limits.max_queue_size, 2**31), **options)
+    engine = stage.AsyncLLM(**options)
     limit_threads(stage, engine.llm)
     if template is not None:
         template.check_tokens(engine.llm.get_tokenizer())

@@ -112,8 +112,6 @@ class Run:
         """Raise a finished task's error, as clients get it."""
         try:
             task.result()
-        except self.service.stage.QueueFullError as error:
-            raise APIError(429, str(error), code="queue_full", headers=RETRY) from None
         except ValueError as error:
             raise bad_request(str(error)) from None
         except self.service.stage.EngineClosedError as error:
