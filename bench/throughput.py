@@ -50,6 +50,7 @@ from bench.machine import describe, int8_rate, kernel_limits, least_seconds, mat
 from bench.peers import PEERS
 from bench.report import seconds_of, summarize, tables, with_company
 from bench.run import Failure, check_outputs, in_turn, script
+from stagewise.parser import num_bytes
 from tools.engines import STAGES
 from tools.sync_stages import ROOT
 
@@ -141,7 +142,7 @@ OPTIONS: dict[str, dict] = {
     "--workload": dict(default="tail", metavar="NAME|FILE", help=", ".join(workloads.SIZES)),
     "--requests": dict(type=int, metavar="N", help=f"how many; default: the workload's, with --company at most {FEW}"),
     "--max-num-seqs": dict(type=int, metavar="N", help="how many at once; default: the workload's"),
-    "--kv-cache-bytes": dict(type=int, metavar="N", help="the same memory for every stage's KV cache"),
+    "--kv-cache-bytes": dict(type=num_bytes, metavar="SIZE", help="the same memory for every stage's KV cache"),
     "--sampling": dict(choices=workloads.SAMPLING, default="greedy", help="how tokens are chosen; default: greedy"),
     "--model": dict(default="gpt2", help="as for the stages; default: gpt2's sizes"),
     "--load-format": dict(

@@ -1,11 +1,14 @@
 """Run a file of prompts, for evaluation on a dataset: one line of JSON in, one line of JSON out.
 
-An input line has `prompt` (a string) or `prompt_token_ids`. It may have an `id` (a string or whole number; default:
-"line-7"), `sampling` (vLLM's field names; overrides the command line), `priority` (under that policy), and any other
-fields, such as a reference answer, which are carried through. A field with the name of a result field, such as `text`,
-is carried as `input_text`; where a field controls the run, null means that it is left out. `--prompt-column`,
+An input line has `prompt` (a string, or a chat) or `prompt_token_ids`. It may have an `id` (a string or whole number;
+default: "line-7"), `sampling` (vLLM's field names; overrides the command line), `priority` (under that policy), and any
+other fields, such as a reference answer, which are carried through. A field with the name of a result field, such as
+`text`, is carried as `input_text`; where a field controls the run, null means that it is left out. `--prompt-column`,
 `--prompt-template` and `--id-column` name other fields for the prompt and the id; with `--choices-column`, `--choices`
 and `--score` every line is scored.
+
+A chat is a list of messages with `role` and `content`, or ShareGPT's `from` and `value`. `--chat-template`, or the
+model's own template, turns it into a prompt, from its first turn on and without the answer at its end, if it has one.
 
 A result line has the input's fields, `text`, `token_ids`, `finish_reason`, `stop_reason`, `length_limit` (for "length",
 which limit: max_tokens, or max_model_len, the context; else null), with `cumulative_logprob`, `logprobs` and
@@ -53,7 +56,7 @@ except ModuleNotFoundError:  # Windows
 
 from .beams import BEAM_FIELDS, Beams, completed_by_beams, drawing, read_beams
 from .console import Progress, naming, tell
-from .dataset import Columns, Dataset, find, has, is_on_disk
+from .dataset import Columns, Dataset, are_objects, find, has, is_on_disk, messages_of
 from .manifest import begin, describe_run, resume
 from .openai.lines import answer, answer_id, check_request, is_request, longest_output, read_job, refusal, served_lines
 from .sampling import MORE_FIELDS, Sampling, cut_hint
@@ -224,8 +227,8 @@ class LineReader:
         self._names = {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS} - {"logits_processors"}
         self._like_sampling = self._names | {*BEAM_FIELDS, *FOREIGN_FIELDS} - {*columns.named}
         self._like_sampling |= {"sampling"} if columns.is_scored else set()
-        if self._template is not None and llm is not None:
-            _ = self._served_chats  # one error, rather than one per line
+        if self._template is not None:
+            _ = self._chats  # one error, rather than one per line
 
     def read_lines(self, dataset: Dataset) -> list[Line]:
         """The lines of the input; a bad line has its error, if that can be found without a model."""
@@ -249,13 +252,20 @@ class LineReader:
             values = from_line(raw, object_pairs_hook=no_duplicates)
             if not isinstance(values, dict):
                 raise ValueError(f"a line is a JSON object, got {type(values).__name__}")
+            is_openai = is_request(values)
+            column, kinds = ("custom_id", str) if is_openai else (self.columns.id, str | int)
+            name = find(values, column, "") if has(values, column) else None
+            if isinstance(name, kinds) and not isinstance(name, bool):
+                line.id = name  # first, so that an error, whatever it is about, has it
             to_json(values)  # nesting too deep to be written again is an error too
-            line.fields = values
-            if is_request(values):
-                if not isinstance(values["custom_id"], str):
-                    raise ValueError(f"custom_id must be a string, got {values['custom_id']!r:.80}")
-                line.id, line.is_openai = values["custom_id"], True
-                check_request(values)
+            line.fields, line.is_openai = values, is_openai and line.id is not None
+            if line.id is None and (is_openai or name is not None):
+                kinds = "a string" if is_openai else "a string or a whole number"
+                raise ValueError(f"{column} must be {kinds}, got {name!r:.80}")
+            if is_openai:
+                check_request(values, self.config.model)
+                if "chat" in values["url"]:
+                    self._template_of_chats()
                 line.longest = longest_output(values, self.defaults.params.max_tokens)
                 return line
             self.unused |= self._like_sampling & values.keys()
@@ -263,9 +273,6 @@ class LineReader:
             values = {name: value for name, value in values.items() if value is not None}
             values, more = self._by_usual_names(values)
             line.fields |= more
-            if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
-                raise ValueError(f"id must be a string or a whole number, got {values['id']!r:.80}")
-            line.id = values.get("id")
             self._read_job(line, values)
             line.longest = line.params.max_tokens
             if getattr(self.config, "policy", None) == "priority":
@@ -302,6 +309,17 @@ class LineReader:
 
     @functools.cached_property
     def _served_chats(self) -> Any:
+        return replace(self._served, chat=self._chats)
+
+    def _template_of_chats(self) -> Any:
+        """What turns chats into prompts. Raises ValueError if there is nothing."""
+        if self._chats is None:
+            raise ValueError("a chat needs a chat template, and the model has none: give one with --chat-template FILE")
+        return self._chats
+
+    @functools.cached_property
+    def _chats(self) -> Any:
+        """The ChatTemplate; None if neither the command line nor the model has one."""
         try:
             from .openai.chat import ChatTemplate, load_template, special_tokens
         except ModuleNotFoundError as error:
@@ -312,9 +330,9 @@ class LineReader:
             template = load_template(None, directory)
         else:
             template = ChatTemplate(self._template, "--chat-template", special_tokens(directory))
-        if template is not None:
+        if template is not None and self.llm is not None:
             template.check_tokens(self.llm.get_tokenizer())
-        return replace(self._served, chat=template)
+        return template
 
     def _read_request(self, line: Line) -> None:
         """What an OpenAI request asks for. Raises ValueError."""
@@ -353,24 +371,28 @@ class LineReader:
         return {names[name]: value for name, value in values.items()}
 
     def _by_usual_names(self, values: dict) -> tuple[dict, dict]:
-        """The line with its prompt and id under their usual names, and with the fields that flags add."""
-        columns = self.columns
+        """The line with its prompt, a chat's too, under the usual name, and with the fields that flags add."""
+        columns, row = self.columns, values
         if columns.template is not None or columns.prompt != "prompt":
-            prompt = columns.prompt_of(values)
-            name = "prompt_token_ids" if isinstance(prompt, list) else "prompt"
-            values = {k: v for k, v in values.items() if k not in ("prompt", "prompt_token_ids")} | {name: prompt}
-        if columns.id != "id":
-            name = {"id": find(values, columns.id, "")} if has(values, columns.id) else {}
-            values = {k: v for k, v in values.items() if k != "id"} | name
+            prompt = columns.prompt_of(row)
+            name = "prompt_token_ids" if isinstance(prompt, list) and not are_objects(prompt) else "prompt"
+            values = {k: v for k, v in row.items() if k not in ("prompt", "prompt_token_ids")} | {name: prompt}
+        prompt: Any = values.get("prompt")
+        if columns.score is not None and are_objects(prompt):
+            raise ValueError("--score is for texts, and the prompt is a chat")
+        if are_objects(prompt):
+            values = {**values, "prompt": self._template_of_chats().prompt(messages_of(prompt))}
         if not columns.is_scored:
             return values, {}
         values = {k: v for k, v in values.items() if k not in (*SCORING_FIELDS, "sampling")} | {"score": True}
         if columns.score == "last-word":
-            *words, last = str(values.get("prompt", "")).split(" ")
+            if not isinstance(prompt, str):
+                raise ValueError("--score last-word is for prompts that are texts")
+            *words, last = prompt.split(" ")
             values |= {"prompt": " ".join(words), "continuation": f" {last}"}
         elif columns.choices is not None:
             choices = columns.choices
-            values["choices"] = find(values, choices, "--choices-column") if isinstance(choices, str) else [*choices]
+            values["choices"] = find(row, choices, "--choices-column") if isinstance(choices, str) else [*choices]
         return values, {name: values[name] for name in SCORING_FIELDS if name in values}
 
     def _read_job(self, line: Line, values: dict) -> None:
@@ -378,8 +400,9 @@ class LineReader:
         if ("prompt" in values) == ("prompt_token_ids" in values):
             raise ValueError("give either prompt or prompt_token_ids")
         prompt = values["prompt"] if "prompt" in values else values["prompt_token_ids"]
-        if not isinstance(prompt, str if "prompt" in values else list):
-            raise ValueError("prompt must be a string, prompt_token_ids a list of token ids")
+        if not (isinstance(prompt, str) if "prompt" in values else are_token_ids(prompt)):
+            message = "prompt must be a string or a chat, prompt_token_ids a list of token ids"
+            raise ValueError(f"{message}, got {prompt!r:.80}")
         if values.get("score") is True:
             line.prompts, line.is_scored = self._pairs(prompt, values), True
             line.params = self.stage.SCORING
@@ -505,6 +528,21 @@ def run_batch_file(
     run = describe_batch(stage, setup, dataset, how)
     job = BatchJob(lines, run, [file])
     return job.run(lambda jobs: in_parts(stage, jobs, llm, reader), longest_first=stage.can_serve, quiet=quiet)
+
+
+def are_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is int for one in value)
+
+
+def check_some(lines: Iterable[Line], name: str) -> None:
+    """Raise ValueError if there are lines, but none to be run. Looks only at the lines up to the first good one."""
+    wrong = None
+    for line in lines:
+        if not line.error:
+            return
+        wrong = wrong or line.error
+    if wrong:
+        raise ValueError(f"--input {name}: no line can be run; {wrong}")
 
 
 def check_all(reader: LineReader, lines: list[Line], name: str, quiet: bool) -> None:

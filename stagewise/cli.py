@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from io import FileIO
 from typing import Any
 
-from .batch_file import How, failure, open_output, run_batch_file
+from .batch_file import How, LineReader, check_some, failure, open_output, run_batch_file
 from .beams import Beams, completed_by_beams
 from .console import (
     Outcome,
@@ -145,8 +145,10 @@ def check(
     how, datasets = how_of(stage, args), []
     for source, _ in pairs_of(args):
         check_dataset(source)
-        datasets.append(read_dataset(source))
-        check_columns(datasets[-1], how.columns)
+        datasets.append(dataset := read_dataset(source))
+        check_columns(dataset, how.columns)
+        reader = LineReader(stage, stage.EngineConfig(**options_of(stage, args)), how)
+        check_some((reader.read_line(raw, number) for number, raw in dataset.rows), source)
     paths = [(dataset, output) for dataset, (_, output) in zip(datasets, pairs_of(args), strict=True)]
     outputs = [(one, files.enter_context(open_output(one.name, output, args.resume))) for one, output in paths]
     if args.trace:

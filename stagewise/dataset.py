@@ -36,8 +36,22 @@ from .strict_json import from_line, no_duplicates
 
 HUB = "hf://"
 STDIN = "-"
+TABLES = {".csv": ",", ".tsv": "\t"}  # ending -> what separates columns
 STATE = "state.json"  # in a folder written by save_to_disk: lists its Arrow files
 KINDS = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
+# Files that are not read here: what they are, and what to do. By their endings, and by their first bytes.
+ENDINGS = {
+    ".toml": "TOML: a file of flags is given with --config",
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet: save it as CSV, in UTF-8"),
+    **dict.fromkeys((".pkl", ".pickle"), "a pickle, which may run code when it is read: save it as JSON lines"),
+}
+BEGINNINGS = {
+    b"PK\x03\x04": "a zip archive: unpack it, and name a file in it",
+    b"BZh": "packed by bzip2: unpack it with bunzip2",
+    b"\xfd7zXZ\x00": "packed by xz: unpack it with unxz",
+    b"version https://git-lfs": "only a pointer to a file of Git LFS: fetch that with `git lfs pull`",
+    b"<!doctype html": "a web page: download the file that it shows",
+}
 NUM_LOOKED_AT = 100  # rows, to see which fields an input has
 
 
@@ -105,6 +119,30 @@ class Columns:
         return None if self == Columns() else json.loads(json.dumps(asdict(self)))
 
 
+# ShareGPT's names of who speaks, and a chat template's.
+SPEAKERS = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+
+
+def messages_of(chat: list[dict]) -> list[dict]:
+    """A chat's messages for a chat template, without the answer at its end. ShareGPT's `from` and `value` become `role`
+    and `content`; anything else is left as it is. Raises ValueError."""
+    messages = []
+    for i, turn in enumerate(chat):
+        message = {name: value for name, value in turn.items() if value is not None}
+        if {"from", "value"} <= message.keys():
+            if (speaker := str(message["from"])) not in SPEAKERS:
+                raise ValueError(f"turn {i} of the chat is from {speaker!r:.80}, not one of {', '.join(SPEAKERS)}")
+            message = {"role": SPEAKERS[speaker], "content": message["value"]}
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content", ""), str):
+            raise ValueError(f"turn {i} of the chat must have texts as role and content, got {turn!r:.80}")
+        messages.append(message)
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages:
+        raise ValueError("the chat has only answers")
+    return messages
+
+
 def find(values: dict, path: str, flag: str) -> Any:
     """A field of a row, or a nested one, as in `conversations.0.value`. Raises ValueError if there is none."""
     if path in values:
@@ -162,8 +200,8 @@ def check_dataset(name: str) -> None:
     if not path.exists():
         raise ValueError(f"--input {path}: there is no such file")
     if path.is_dir():
-        import_arrow(name)
         arrow_files(path)
+        import_arrow(name)
         return
     if not path.is_file():  # such as a pipe
         raise ValueError(f"--input {path} is not a regular file, so --resume could not read it again")
@@ -185,11 +223,19 @@ def check_columns(dataset: Dataset, columns: Columns) -> None:
             why = why or f"line {number} is a JSON {type(row).__name__}, not an object"
     if not dataset.rows:
         return
+    kind = kind_of(dataset.name)
     if not rows:
         kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, perhaps with .gz or .zst"
-        raise ValueError(f"--input {dataset.name} is not JSON lines ({why}); names of other files end in {kinds}")
+        read_as = f" has an unknown ending, {kind}, and" if kind and kind not in KINDS else ""
+        raise ValueError(
+            f"--input {dataset.name}{read_as} is not JSON lines ({why}); names of other files end in {kinds}"
+        )
+    if len(rows) == 1 and all(isinstance(value, dict) and "0" in value for value in rows[0].values()):
+        message = 'has columns, as pandas writes them: write rows, with to_json(FILE, orient="records", lines=True)'
+        raise ValueError(f"--input {dataset.name} {message}")
     there = dict.fromkeys(name for row in rows for name in row)
-    names = ", ".join(map(repr, there))
+    names = ", ".join(f"{name!r:.80}" for name in there)
+    names += " (its first line; if these are values, put the columns' names before them)" if kind in TABLES else ""
     for path, flag in columns.named.items():
         if not any(has(row, path) for row in rows):
             raise ValueError(f"--input {dataset.name} has no column {path!r}, which {flag} names; it has {names}")
@@ -233,13 +279,29 @@ def unpacked(name: str, content: bytes) -> bytes:
     return content
 
 
+def kind_of(name: str) -> str:
+    """The ending of a name, in lower case, without a packing's."""
+    return Path(name.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+
+
+def check_kind(name: str, content: bytes) -> None:
+    """Raise ValueError for a file of a kind that is not read here: what it is, and what to do."""
+    begins = content[:64].lower().startswith
+    what = next((what for start, what in BEGINNINGS.items() if begins(start.lower())), None)
+    if content[257:262] == b"ustar":
+        what = "a tar archive: unpack it with `tar xf`, and name a file in it"
+    if what := ENDINGS.get(kind_of(name), what):
+        raise ValueError(f"--input {name} is {what}")
+
+
 def read_rows(name: str, content: bytes) -> list[bytes]:
     """The rows of a file as lines of JSON."""
-    kind = Path(name.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+    check_kind(name, content)
+    kind = kind_of(name)
     if kind == ".parquet" or content.startswith(b"PAR1"):
         return read_parquet(name, content)
     encoding = json.detect_encoding(content[:4])
-    if encoding.startswith("utf-8") and kind not in (".csv", ".tsv", ".txt"):
+    if encoding.startswith("utf-8") and kind not in (*TABLES, ".txt"):
         text = content.removeprefix(codecs.BOM_UTF8)  # Windows writes such a mark; a single line may be invalid UTF-8
     else:
         try:
@@ -247,26 +309,33 @@ def read_rows(name: str, content: bytes) -> list[bytes]:
         except UnicodeDecodeError as error:
             place = f"{error.reason} at byte {error.start}"
             raise ValueError(f"--input {name} is not {encoding.upper()}: {place}; convert it to UTF-8") from None
-    if kind in (".csv", ".tsv"):
-        return read_table(name, text.decode("utf-8"), "\t" if kind == ".tsv" else ",")
+    if kind in TABLES:
+        return read_table(name, text.decode("utf-8"), TABLES[kind])
     if kind == ".txt":
         lines = text.decode("utf-8").split("\n")
         return [json.dumps({"prompt": line.rstrip("\r")}).encode() if line.strip() else b"" for line in lines]
     start = text.lstrip()[:1]
-    if start == b"[" or (start == b"{" and kind == ".json"):
+    if start == b"[" or (start == b"{" and (kind == ".json" or is_indented(text))):
         return read_json(name, text)
     return text.split(b"\n")
+
+
+def is_indented(text: bytes) -> bool:
+    """Whether a JSON object begins with a line of its brace alone."""
+    return text.lstrip().partition(b"\n")[0].rstrip() == b"{"
 
 
 def read_table(name: str, text: str, delimiter: str) -> list[bytes]:
     """The rows of CSV or TSV; the first one has the names."""
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows: list[bytes] = []
+    rows, first = [], text.partition("\n")[0]
     try:
+        if delimiter not in first and (others := [one for one in ",;\t" if one in first]):
+            raise ValueError(f"{others[0]!r} separates its columns: save it with commas as .csv, with tabs as .tsv")
         header = next(reader, [])
         if twice := [one for i, one in enumerate(header) if one in header[:i]]:
-            raise ValueError(f"two columns are named {twice[0]!r:.80}")
+            raise ValueError(f"two columns are named {twice[0]!r:.80} in its first line, which has the columns' names")
         for row in reader:
             if row and len(row) != len(header):
                 raise ValueError(
@@ -284,11 +353,15 @@ def read_json(name: str, text: bytes) -> list[bytes]:
     try:
         whole = json.loads(text.decode("utf-8"), object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
-        if text.lstrip().startswith(b"{"):  # each line an object
+        if not text.lstrip().startswith(b"{"):
+            raise ValueError(f"--input {name} is not a JSON array: {error}") from None
+        if not is_indented(text):  # each line an object
             return text.split(b"\n")
-        raise ValueError(f"--input {name} is not a JSON array: {error}") from None
+        several = "has JSON objects of several lines: write each on one line, as `jq -c . FILE` does"
+        message = several if "Extra data" in str(error) else f"is not a JSON object: {error}"
+        raise ValueError(f"--input {name} {message}") from None
     if isinstance(whole, dict):
-        lists = {key: value for key, value in whole.items() if is_rows(value)}
+        lists = {key: value for key, value in whole.items() if are_objects(value)}
         if "prompt" in whole or not lists:
             return [json.dumps(whole).encode()]
         if len(lists) > 1:
@@ -297,8 +370,9 @@ def read_json(name: str, text: bytes) -> list[bytes]:
     return [json.dumps(row).encode() for row in whole]
 
 
-def is_rows(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+def are_objects(value: Any) -> bool:
+    """Whether it is a list of JSON objects, such as rows, or the turns of a chat."""
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
 
 
 def fetch(name: str, flag: str = "--input ") -> bytes:
@@ -352,9 +426,10 @@ def arrow_files(folder: Path) -> list[Path]:
             folder / one["filename"] for one in json.loads((folder / STATE).read_text(encoding="utf-8"))["_data_files"]
         ]
     except FileNotFoundError:
-        raise ValueError(
-            f"--input {folder} is not a regular file, nor a folder written by save_to_disk: it has no {STATE}"
-        ) from None
+        there = (path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern)))
+        files = [str(path) for path in there if kind_of(path.name) in KINDS and path.is_file()]
+        hint = f"name a file in it, such as {', '.join(files[:3])}" if files else "name a file"
+        raise ValueError(f"--input {folder} is not a regular file, but a folder: {hint}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--input {folder / STATE} lists no files: {error}") from None
     if lost := [file for file in files if file.parent != folder or not file.is_file()]:

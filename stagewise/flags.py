@@ -14,7 +14,7 @@ from .batch_file import How
 from .beams import Beams, drawing
 from .console import naming
 from .dataset import Columns
-from .parser import Parser, read_config
+from .parser import Parser, num_bytes, read_config
 from .sampling import MORE_FIELDS, Sampling
 from .stages import EXACT, PACKAGES, STAGES, Stage
 
@@ -121,7 +121,9 @@ def add_options(stage: Stage, add: Callable[..., Any]) -> None:
         else:
             settings["default"] = list(option.default) if isinstance(option.default, tuple) else option.default
             help += "" if option.default in (None, ()) or "default" in help else " (default: %(default)s)"
-        if kind in (int, float):
+        if option.name.endswith("_bytes"):
+            settings, help = {"type": num_bytes, "metavar": "SIZE", **settings}, f"{help}, such as 8GB or 512MiB"
+        elif kind in (int, float):
             settings = {"type": kind, "metavar": "N", **settings}
         add(name, dest=option.name, help=help, **settings)
 

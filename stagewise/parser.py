@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -113,6 +114,18 @@ class Parser(argparse.ArgumentParser):
             return f"{flag} exists in stage{'s' if len(has_it) > 1 else ''} {', '.join(map(str, has_it))}"
         close = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
         return f"is {close[0]} meant?" if close else None
+
+
+def num_bytes(text: str) -> int:
+    """The value of a flag such as --kv-cache-bytes: 8GB or 8G (of 1000), 512MiB (of 1024), or a number."""
+    found = re.fullmatch(r"([0-9.]+) ?([KMGT])(i?)B?", text, re.IGNORECASE)
+    try:
+        if found is None:
+            return int(text)
+        number, unit, binary = found.groups()
+        return int(float(number) * (1024 if binary else 1000) ** (1 + "KMGT".index(unit.upper())))
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"must be a size, such as 8GB or 512MiB, got {text!r:.80}") from None
 
 
 def read_config(args: Sequence[str]) -> tuple[str | None, dict[str, Any]]:

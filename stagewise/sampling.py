@@ -123,7 +123,7 @@ class Sampling:
         if most > max_model_len:
             raise ValueError(f"truncate_prompt_tokens {most} is over max_model_len {max_model_len}")
         if most == -1:
-            most = max_model_len - min(max(1, self.params.max_tokens), max_model_len - 1)
+            most = max_model_len - min(self.params.max_tokens, max_model_len - 1)
         return token_ids[-most:]
 
     def to_dict(self) -> dict[str, Any]:

@@ -101,6 +101,10 @@ BAD_LINES = {
     '{"question": "a"}': "either prompt or prompt_token_ids",
     '{"prompt": "a", "prompt_token_ids": [1]}': "either prompt or prompt_token_ids",
     '{"prompt": 5}': "prompt must be a string",
+    '{"prompt": {"0": "a"}}': "prompt must be a string or a chat, prompt_token_ids a list of token ids, got {'0': 'a'}",
+    '{"prompt": ["a"]}': "prompt must be a string",
+    '{"prompt": [{"role": "user", "content": "Hi"}]}': "a chat needs a chat template, and the model has none: give",
+    '{"prompt_token_ids": ["a"]}': "prompt_token_ids a list",
     '{"prompt": "a", "prompt": "b"}': "the key 'prompt' appears twice",
     '{"prompt": "a", "sampling": {"top_k": 1, "top_k": 2}}': "the key 'top_k' appears twice",
     '{"prompt": null}': "either prompt or prompt_token_ids",
@@ -301,17 +305,19 @@ def test_resume_refuses_lines_that_are_no_results_of_the_input(batched_stage, tm
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "A fox", "id": 1, "answer": "red"}\n')
     assert batched_stage.main("--input", source, "--output", output, *QUICK)[0] == 0
+    whole = output.read_bytes()
     for result, says in (
         ({"prompt": "A bear", "id": 1, "answer": "red", "text": ""}, "the input line with this id has other fields"),
         ({"prompt": "A fox", "id": 2, "answer": "red", "text": ""}, "the input has no such id"),
         ({"prompt": "A fox", "id": 1, "text": ""}, "lacks the field 'answer' of the input line"),
         ({"prompt": "A fox", "id": 1, "answer": "red"}, "it has no text, outputs"),
+        (None, "an earlier line has the same id, 1"),
     ):
-        output.write_text(json.dumps(result) + "\n")
-        before = output.read_bytes()
+        before = whole * 2 if result is None else json.dumps(result).encode() + b"\n"
+        output.write_bytes(before)
         status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
         assert status == 2
-        assert "line 1 is not a result of this input" in stderr
+        assert f"line {1 if result else 2} is not a result of this input" in stderr
         assert says in stderr
         assert output.read_bytes() == before
 
@@ -344,15 +350,18 @@ def test_ids_that_look_like_numbers_of_lines(batched_stage, tmp_path):
 
 
 def test_seed_of_a_line_is_its_own(batched_stage, tmp_path):
-    """Lines without a seed draw by the engine's seed and their number: other lines around them change nothing."""
+    """Lines without a seed draw by the engine's seed and their number, as an editor counts: other lines around them
+    change nothing."""
     line = '{"prompt": "Once upon a time", "id": "x"}\n'
-    (tmp_path / "a.jsonl").write_text('{"prompt": "A fox"}\n' + line + '{"prompt": "A bear"}\n')
-    (tmp_path / "b.jsonl").write_text("broken\n" + line)
-    texts = []
+    (tmp_path / "a.jsonl").write_text('{"prompt": "A fox"}\n\n' + line + '{"prompt": "A bear"}\n')
+    (tmp_path / "b.jsonl").write_text("broken\n\n" + line)
+    seed = batched_stage.part("philox").derive_seed(5, 3)
+    params = batched_stage.SamplingParams(max_tokens=8, temperature=0.8, seed=seed)
+    (expected,) = batched_stage.engine().generate("Once upon a time", params)[0].outputs
     for name in "ab":
-        batched_stage.main("--input", tmp_path / f"{name}.jsonl", "--output", tmp_path / f"{name}.out", *QUICK)
-        texts += [r["token_ids"] for r in read_results(tmp_path / f"{name}.out") if r["id"] == "x"]
-    assert texts[0] == texts[1]
+        source, output = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.out"
+        batched_stage.main("--input", source, "--output", output, "--seed", 5, *QUICK)
+        assert [r["token_ids"] for r in read_results(output) if r["id"] == "x"] == [expected.token_ids]
 
 
 def test_lines_that_are_hard_to_read(batched_stage, tmp_path):
@@ -648,6 +657,7 @@ def test_scored_lines(tmp_path):
         {"id": "g", "prompt": "Once", "score": True, "choices": ["a"], "continuation": "b"},
         {"id": "h", "prompt": "Once", "score": True, "sampling": {}},
         {"id": "i", "prompt": "Once", "score": True, "choice": 1},
+        {"id": "j", "prompt": "Once", "score": True, "continuation": " ü “…”"},
     ]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -661,6 +671,7 @@ def test_scored_lines(tmp_path):
         assert logprobs == [[pytest.approx(e.logprob, abs=1e-3) for e in expected[:n]] for n in (2, 1, 1)]
         assert (results["a"]["choice"], results["a"]["answer"]) == (0, 0)
         assert results["b"]["scores"][0]["num_bytes"] == 5
+        assert results["j"]["scores"][0]["num_bytes"] == len(" ü “…”".encode()) > len(" ü “…”")
         assert results["c"]["scores"][0]["num_tokens"] == 4
         assert (results["e"]["choice"], len(results["e"]["prompt_logprobs"])) == (7, 1)
         says = {
@@ -675,8 +686,8 @@ def test_scored_lines(tmp_path):
         assert stage.main(*command, "--resume")[0] == 1
         assert sorted(result["id"] for result in read_results(output)) == sorted(results)
     output.unlink()
-    assert STAGES[2].main(*command)[0] == 1
-    assert all("error" in result for result in read_results(output))  # that stage knows no prompt_logprobs either
+    status, _, stderr = STAGES[2].main(*command)
+    assert (status, "can't score lines: use a later stage" in stderr) == (2, True)
 
 
 def openai_request(custom_id, **body):
@@ -700,6 +711,7 @@ def test_openai_lines(tmp_path):
         openai_request("echo", echo=True, max_tokens=3, logprobs=1),
         openai_request("hot", temperature=-1),
         openai_request("other", model="gpt2"),
+        openai_request("any", model=None),
         openai_request("stream", stream=True),
         openai_request("tools", tools=[1]),
         openai_request("foo", foo=False),
@@ -729,7 +741,8 @@ def test_openai_lines(tmp_path):
             ],
         )
         text, ids, fox, chat = (one.outputs[0] for one in expected)
-        for name, completions in {"text": [text], "ids": [ids], "many": [fox, text]}.items():
+        assert good["any"]["model"] == "tinytales"
+        for name, completions in {"text": [text], "any": [text], "ids": [ids], "many": [fox, text]}.items():
             for i, (choice, one) in enumerate(zip(good[name]["choices"], completions, strict=True)):
                 limit = {"length_limit": one.length_limit} if one.length_limit else {}
                 same = {"index": i, "text": one.text, "logprobs": None, "finish_reason": one.finish_reason, **limit}
@@ -747,11 +760,11 @@ def test_openai_lines(tmp_path):
         errors = {r["custom_id"]: r["error"]["message"] for r in results if "response" in r and r["response"] is None}
         says = {
             "hot": "line 7: temperature must be",
-            "other": "the model 'gpt2' does not exist here; this server has 'tinytales'",
+            "other": "body.model is 'gpt2', but this run has 'tinytales': name that, or leave model out",
             "stream": "stream must be false",
             "tools": "tools [1] is not supported: only chats call tools",
             "foo": "unknown field foo",
-            "text": "line 12: an earlier line has the same id, 'text'",
+            "text": "line 13: an earlier line has the same id, 'text'",
             "none": "body must be a JSON object",
             "url": "url one of /v1/completions, /v1/chat/completions",
             "method": "method must be 'POST'",
@@ -766,8 +779,8 @@ def test_openai_lines(tmp_path):
             assert len(choice["logprobs"]["tokens"]) == 4 + 3
         assert errors.keys() == says.keys()
         assert all(words in errors[name] for name, words in says.items())
-        assert {r["id"] for r in results} >= {"line-12", "line-13"}  # told from the first of that custom_id
-        assert [r["error"] for r in results if r["id"] == "line-13"] == ["line 13: custom_id must be a string, got 7"]
+        assert {r["id"] for r in results} >= {"line-13", "line-14"}  # told from the first of that custom_id
+        assert [r["error"] for r in results if r["id"] == "line-14"] == ["line 14: custom_id must be a string, got 7"]
 
 
 @pytest.mark.parametrize("template", [None, "{% if %}", b"\xff"])
@@ -778,8 +791,8 @@ def test_a_template_that_can_not_be_used(tmp_path, template):
     source.write_text(json.dumps(openai_request("chat", **chat) | {"url": "/v1/chat/completions"}) + "\n")
     command = ["--input", source, "--output", output, "--quiet"]
     if template is None:
-        assert STAGES[4].main(*command)[0] == 1
-        assert "the model has no chat template" in read_results(output)[0]["error"]["message"]
+        status, _, stderr = STAGES[4].main(*command)
+        assert (status, "a chat needs a chat template, and the model has none" in stderr) == (2, True)
         return
     path.write_bytes(template.encode() if isinstance(template, str) else template)
     status, _, stderr = STAGES[4].main(*command, "--chat-template", path)
@@ -897,9 +910,9 @@ def test_beams_for_some_lines(stage, tmp_path):
 
 def test_a_stage_without_beams_says_so(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"prompt": "A fox", "sampling": {"use_beam_search": true}}\n')
-    assert STAGES[3].main("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--quiet")[0] == 1
-    (result,) = read_results(tmp_path / "out.jsonl")
-    assert "has no beam search: use a later stage" in result["error"]
+    command = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--quiet"]
+    status, _, stderr = STAGES[3].main(*command)
+    assert (status, "has no beam search: use a later stage" in stderr) == (2, True)
 
 
 @pytest.mark.covers("llm.py", "support/outputs.py")
@@ -951,6 +964,9 @@ def test_score_of_choices_and_texts(tmp_path, capsys):
         "lines": 6, "errors": 1, "accuracy": 2 / 4, "accuracy_norm": 2 / 4,
         "perplexity": pytest.approx(math.exp(2)), "byte_perplexity": pytest.approx(math.exp(0.5)),
     }  # fmt: skip
+    results.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"error": "line 7: not JSON"}]))
+    assert score.main([str(results), "--reference", "answer"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == 2 / 5  # what it could have been counts too
 
 
 def test_a_field_of_the_input_is_no_score(tmp_path, capsys):

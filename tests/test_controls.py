@@ -246,12 +246,14 @@ def test_prompts_as_dicts(stage):
 
 
 @pytest.mark.parametrize(
-    ("most", "max_tokens", "kept"), [(5, 3, 5), (39, 3, 39), (-1, 3, 37), (-1, 1000, 1), (-1, 39, 1)]
+    ("most", "max_tokens", "kept"),
+    [(5, 3, 5), (39, 3, 39), (-1, 3, 37), (-1, 1000, 1), (-1, 39, 1), (-1, 1, 39), (-1, 0, 40)],
 )
 def test_truncated_prompts(most, max_tokens, kept):
-    llm = STAGES[0].engine(max_model_len=40)
-    sampling = Sampling(STAGES[0], max_tokens=max_tokens, truncate_prompt_tokens=most)
+    llm = STAGES[4].engine(max_model_len=40)
+    sampling = Sampling(STAGES[4], max_tokens=max_tokens, prompt_logprobs=0, truncate_prompt_tokens=most)
     ids = list(range(60))
+    llm.validate(ids[-kept:], sampling.params)  # no more than fit, and, up to the context, no fewer
     assert sampling.prompt(llm, ids) == {"prompt_token_ids": ids[-kept:]}
     assert sampling.prompt(llm, ids[-kept:]) == ids[-kept:]
     text = "Once upon a time, " * 20

@@ -233,6 +233,9 @@ def test_columns_that_are_not_there(batched_stage, tmp_path):
     """An error before the model is looked for."""
     (tmp_path / "in.jsonl").write_text('{"question": "a"}\n')
     (tmp_path / "plain").mkdir()
+    (tmp_path / "repository/data").mkdir(parents=True)
+    for name in ("README.md", "data/train.parquet"):
+        (tmp_path / "repository" / name).touch()
     save_to_disk(tmp_path / "splits" / "train", [pa.table({"prompt": ["a"]})])
     (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train"]}')
     for name, flags, says in (
@@ -243,7 +246,8 @@ def test_columns_that_are_not_there(batched_stage, tmp_path):
         ),
         ("in.jsonl", [], "has no column 'prompt': name another with --prompt-column, or combine several with --pr"),
         ("in.jsonl", ["--id-column", "uid"], "has no column 'uid'"),
-        ("plain", [], "is not a regular file, nor a folder written by save_to_disk"),
+        ("plain", [], "is not a regular file, but a folder: name a file\n"),
+        ("repository", [], f"but a folder: name a file in it, such as {tmp_path / 'repository/data/train.parquet'}\n"),
         ("splits", [], "has several splits: name one of its folders (train)"),
     ):
         output = tmp_path / "out.jsonl"

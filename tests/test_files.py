@@ -1,13 +1,19 @@
 """Files as people have them: every format and compression, one error about a file before a model is loaded, and
 common datasets in their published shapes, completed and scored by the commands that USING.md shows."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import math
+import pickle
 import re
 import shlex
+import shutil
 import sys
+import tarfile
+import zipfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -51,11 +57,27 @@ def zstd(content):
     return file.getvalue().to_pybytes()
 
 
+def tar(content):
+    file, member = io.BytesIO(), tarfile.TarInfo("rows.jsonl")
+    member.size = len(content)
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def zipped(content):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("rows.jsonl", content)
+    return file.getvalue()
+
+
 TEXTS = {
     "in.jsonl": lines(ROWS),
     "in.json": json.dumps(ROWS, indent=1),
     "array.jsonl": json.dumps(ROWS),
     "lines.json": lines(ROWS),
+    "indented.jsonl": json.dumps({"data": ROWS}, indent=1),
     "object.json": json.dumps({"version": 1, "data": ROWS, "tags": ["a"]}, indent=1),
     "in.csv": table(ROWS, ","),
     "in.tsv": table(ROWS, "\t"),
@@ -96,7 +118,35 @@ SPOILED = {
     "several.json": ('{"train": [{"prompt": "a"}], "test": [{"prompt": "a"}]}', "has several lists (train, test)"),
     "in.csv": ("prompt,n\na,1,2\n", "the row that ends in line 2 has 3 fields, the header 2"),
     "quote.csv": ('prompt\n"a\n', "can't be read as a table: unexpected end of data"),
-    "names.csv": ("a,a\n1,2\n", "two columns are named 'a'"),
+    "names.csv": ("a,a\n1,2\n", "two columns are named 'a' in its first line, which has the columns' names"),
+    "semicolons.csv": ('"prompt";"n"\nA fox, red;2\n', "';' separates its columns: save it with commas as .csv, with "),
+    "tabs.csv": ("prompt\tn\n", r"'\t' separates its columns"),
+    "commas.tsv": ("prompt,n\n", "',' separates its columns"),
+    "headless.csv": (
+        "A fox,red\nA hen,blue\n",
+        "it has 'A fox', 'red' (its first line; if these are values, put the columns' names before them)",
+    ),
+    "indented.jsonl": (json.dumps(ROWS[0], indent=1) * 2, "write each on one line, as `jq -c . FILE` does"),
+    "indented.json": ('{\n "prompt": "a",\n}', "is not a JSON object: Expecting property name enclosed in double quo"),
+    "pandas.json": (
+        '{"prompt": {"0": "A fox", "1": "A hen"}}',
+        'rows, with to_json(FILE, orient="records", lines=True)',
+    ),
+    "run.toml": ("max-tokens = 5\n", "is TOML: a file of flags is given with --config"),
+    "notes.md": ("# Notes\n", "has an unknown ending, .md, and is not JSON lines (line 1: not JSON"),
+    "in.tar.gz": (tar(lines(ROWS).encode()), "is a tar archive: unpack it with `tar xf`, and name a file in it"),
+    "in.zip": (zipped(lines(ROWS).encode()), "is a zip archive: unpack it, and name a file in it"),
+    "in.jsonl.bz2": (bz2.compress(lines(ROWS).encode()), "is packed by bzip2: unpack it with bunzip2"),
+    "in.jsonl.xz": (lzma.compress(lines(ROWS).encode()), "is packed by xz: unpack it with unxz"),
+    "in.XLSX": (b"PK\x03\x04", "is a spreadsheet: save it as CSV, in UTF-8"),
+    "in.pkl": (pickle.dumps(ROWS), "is a pickle, which may run code when it is read: save it as JSON lines"),
+    "lfs.parquet": ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer to a file of Git LFS"),
+    "page.json": ("<!DOCTYPE html>\n<html>", "is a web page: download the file that it shows"),
+    "numbers.jsonl": (
+        lines([{"prompt": 5}, {"prompt": {"a": 1}}]),
+        "no line can be run; line 1: prompt must be a string",
+    ),
+    "messages.jsonl": (lines([{"messages": []}]), "has no column 'prompt': name another with --prompt-column"),
     "latin.csv": ("prompt\né\n".encode("latin-1"), "is not UTF-8: invalid continuation byte at byte 7; convert it"),
     "odd.jsonl": (b"\xff\xfea\x00b", "is not UTF-16: truncated data at byte 4"),
     "in.gz": (gzip.compress(lines(ROWS).encode())[:-9], "can't be decompressed: "),
@@ -121,6 +171,27 @@ def test_one_error_about_a_file_before_a_model_is_loaded(tmp_path, name):
     assert says in stderr
     assert name in stderr
     assert not output.exists()
+
+
+def test_an_error_has_the_id_of_its_line(tmp_path):
+    """Whatever else is wrong: no prompt, a null in its place, no choices, two fields that get one name."""
+    rows = [{"uid": "a", "q": "A fox", "c": ["x"]}, {"uid": "b", "c": ["x"]}, {"uid": "c", "q": None, "c": ["x"]}]
+    rows += [{"uid": "d", "q": "A hen", "c": None}, {"uid": "e", "q": 5, "c": ["x"], "text": 1, "input_text": 2}]
+    (tmp_path / "in.jsonl").write_text(lines(rows))
+    for i, (flags, wrong) in enumerate(
+        (
+            (["--prompt-column", "q"], {"b", "c", "e"}),
+            (["--prompt-template", "{q}"], {"b", "c", "e"}),
+            (["--prompt-column", "q", "--choices-column", "c"], {"b", "c", "d", "e"}),
+        )
+    ):
+        output = tmp_path / f"{i}.jsonl"
+        limit = [] if "--choices-column" in flags else ["--max-tokens", "1"]
+        command = ["--input", tmp_path / "in.jsonl", "--output", output, "--id-column", "uid", "--quiet"]
+        assert LAST.main(*command, *flags, *limit)[0] == 1
+        results = {result["id"]: result for result in read_results(output)}
+        assert results.keys() == {"a", "b", "c", "d", "e"}
+        assert {name for name, result in results.items() if "error" in result} == wrong
 
 
 def test_zstd_without_pyarrow(tmp_path, monkeypatch):
@@ -241,6 +312,12 @@ LAMBADA = [
     {"text": "Otto looked for the lantern. At last he found the lantern", "domain": None},
     {"text": "A fox ran home"},
 ]
+ARC = [
+    {
+        "id": "Mercury_1", "question": "Which barks?", "answerKey": "B",
+        "choices": {"text": ["hen", "dog"], "label": ["A", "B"]},
+    },
+]  # fmt: skip
 MMLU = [
     {"question": "Which barks?", "subject": "animals", "choices": ["hen", "dog", "fish", "fox"], "answer": 1},
     {"question": "Which swims?", "subject": "animals", "choices": ["hen", "dog", "fish", "fox"], "answer": 2},
@@ -285,6 +362,7 @@ def commands_of_the_page():
 def test_datasets_of_the_field(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_bytes(SHAPES[name])
+    shutil.copy(ROOT / "tests/chat_templates/vicuna.jinja", tmp_path)
     run, scoring = commands_of_the_page()[name]
     generates = not {"--max-tokens", "--score", "--choices", "--choices-column"} & {*run}
     status, _, stderr = LAST.main(*run[2:], *(["--max-tokens", "8"] if generates else []), "--quiet")
@@ -300,6 +378,107 @@ def test_datasets_of_the_field(tmp_path, monkeypatch, capsys, name):
         "ifeval.jsonl": set(),
     }.get(name, {"exact_match", "contains", "f1"})
     assert expected <= summary.keys()
+
+
+def test_choices_under_their_published_names(tmp_path):
+    """`choices`, as in MMLU, and `choices.text`, as in ARC, whether the prompt ends in a space or not."""
+    for name, rows, column, texts in (
+        ("mmlu", MMLU, "choices", MMLU[0]["choices"]),
+        ("arc", ARC, "choices.text", ARC[0]["choices"]["text"]),
+    ):
+        (tmp_path / name).write_text(lines(rows))
+        for prompt in ("Question: {question} Answer:", "Question: {question} Answer: "):
+            output = tmp_path / f"{name} {prompt[-1]}"
+            flags = ["--prompt-template", prompt, "--choices-column", column, "--quiet"]
+            assert LAST.main("--input", tmp_path / name, "--output", output, *flags)[0] == 0
+            result, *others = read_results(output)
+            assert len(others) == len(rows) - 1
+            assert result["choices"] == texts
+            assert result.get("input_choices", texts) in (texts, ARC[0]["choices"])
+            expected = LAST.engine().score(
+                ["Question: Which barks? Answer:"] * len(texts), [f" {one}" for one in texts]
+            )
+            logprobs = [one["logprob"] for one in result["scores"]]
+            assert logprobs == pytest.approx([one.logprob for one in expected], abs=1e-3)
+
+
+# --- Chats ----------------------------------------------------------------------------------------------------------
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
+)
+CHATS = {  # the prompt -> as TRL and OpenAI, and as ShareGPT write it
+    "user: Hi\nbot:": [("user", "Hi")],
+    "user: Go\nbot:": [("user", "Go"), ("assistant", "No")],
+    "system: Be brief\nuser: Hi\nbot:": [("system", "Be brief"), ("user", "Hi"), ("assistant", "Hm")],
+    "assistant: Well?\nuser: Hi\nbot:": [("assistant", "Well?"), ("user", "Hi")],
+    "user: a\nassistant: b\nuser: c\nbot:": [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")],
+}
+SHAREGPT_NAMES = {"user": "human", "assistant": "gpt", "system": "system"}
+
+
+@pytest.mark.parametrize("name", ["prompt", "messages", "conversations"])
+def test_chats(tmp_path, monkeypatch, name):
+    """From the first turn on, with each role, and without the answer at the end."""
+    source, output, template = tmp_path / "in.parquet", tmp_path / "out.jsonl", tmp_path / "t.jinja"
+    template.write_text(CHAT_TEMPLATE)
+    rows = [[{"role": role, "content": text, "name": None} for role, text in chat] for chat in CHATS.values()]
+    if name == "conversations":
+        rows = [[{"from": SHAREGPT_NAMES[role], "value": text} for role, text in chat] for chat in CHATS.values()]
+    source.write_bytes(parquet([{name: row} for row in rows]))
+    flags = [] if name == "prompt" else ["--prompt-column", name]
+    command = ["--input", source, "--output", output, "--temperature", "0", *QUICK, *flags]
+    assert LAST.main(*command, "--chat-template", template)[0] == 0
+    results = {result["id"]: result for result in read_results(output)}
+    params = LAST.SamplingParams(temperature=0, max_tokens=8)
+    for number, (prompt, row) in enumerate(zip(CHATS, rows, strict=True), start=1):
+        result = results[f"line-{number}"]
+        assert result[name] == row
+        assert result["token_ids"] == LAST.engine().generate(prompt, params)[0].outputs[0].token_ids
+    output.unlink()
+    monkeypatch.setattr(LAST, "LLM", None, raising=False)  # without a template: an error before a model is loaded
+    status, _, stderr = LAST.main(*command)
+    assert (status, stderr.count("\n")) == (2, 1)
+    assert f"{source}: no line can be run; line 1: a chat needs a chat template, and the model has none" in stderr
+    assert not output.exists()
+
+
+def test_chats_that_can_not_be_run(tmp_path):
+    """Each is a line with an error; what scores texts is not for chats, but choices are."""
+    source, template = tmp_path / "in.jsonl", tmp_path / "t.jinja"
+    template.write_text(
+        CHAT_TEMPLATE.replace(
+            "{% for", "{% if messages[0].role == 'critic' %}{{ raise_exception('no critics') }}{% endif %}{% for"
+        )
+    )
+    good = [{"role": "user", "content": "Hi"}]
+    wrong = {
+        "the chat has only answers": [{"role": "assistant", "content": "Hi"}],
+        "turn 0 of the chat is from 'bing', not one of system, human, user, gpt, assistant": [
+            {"from": "bing", "value": ""}
+        ],
+        "turn 1 of the chat must have texts as role and content": [*good, {"role": "user", "content": [1]}],
+        "turn 0 of the chat must have texts": [{"text": "Hi"}],
+        "the chat template can't take these messages: no critics": [{"role": "critic", "content": "Hi"}],
+    }
+    source.write_text(lines([{"prompt": good}, *({"prompt": chat} for chat in wrong.values())]))
+    command = ["--input", source, "--chat-template", template, "--quiet"]
+    assert LAST.main(*command, "--output", tmp_path / "a", "--max-tokens", 1)[0] == 1
+    results = {result["id"]: result for result in read_results(tmp_path / "a")}
+    assert "error" not in results["line-1"]
+    for number, says in enumerate(wrong, start=2):
+        assert says in results[f"line-{number}"]["error"]
+    source.write_text(lines([{"prompt": good}]))
+    for how in ("text", "last-word"):
+        status, _, stderr = LAST.main(*command, "--output", tmp_path / "b", "--score", how)
+        assert (status, "--score is for texts, and the prompt is a chat" in stderr) == (2, True)
+    assert LAST.main(*command, "--output", tmp_path / "b", "--choices", "yes", "no")[0] == 0
+    (result,) = read_results(tmp_path / "b")
+    expected = LAST.engine().score(["user: Hi\nbot:"] * 2, [" yes", " no"])
+    assert [one["logprob"] for one in result["scores"]] == pytest.approx([e.logprob for e in expected], abs=1e-3)
+    source.write_text(lines([{"prompt_token_ids": [1, 2]}]))
+    status, _, stderr = LAST.main("--input", source, "--output", tmp_path / "c", "--score", "last-word")
+    assert (status, "--score last-word is for prompts that are texts" in stderr) == (2, True)
 
 
 def test_accuracies_are_those_of_lm_eval(tmp_path, capsys):

@@ -4,11 +4,12 @@ from dataclasses import fields
 
 import pytest
 
-from bench import report
+from bench import report, throughput
 from exercises import __main__ as exercises
 from stagewise import convert, push, score
 from stagewise.__main__ import run as run_command
 from stagewise.flags import PROMPTS, build_parser, check_flags, given_flags
+from stagewise.serving.__main__ import server_parser
 from tests.adapter import STAGES
 
 LIMITS = ["max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "n", "truncate_prompt_tokens"]
@@ -210,3 +211,25 @@ def test_a_path_that_is_wrong_is_a_sentence(tmp_path, capsys):
         assert path.name in stderr, (arguments, stderr)
         assert says in stderr, (arguments, stderr)
         assert "Errno" not in stderr, (arguments, stderr)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("8GB", 8 * 10**9), ("8G", 8 * 10**9), ("512MiB", 2**29), ("1.5 kb", 1500), ("2ti", 2**41), ("123456", 123456)],
+)
+def test_sizes_in_bytes(tmp_path, text, value):
+    """With a unit or without, on the command line and in a file of flags, wherever there is such a flag."""
+    stage = STAGES[4]
+    (tmp_path / "flags.toml").write_text(f'kv-cache-bytes = "{text}"\n')
+    for parser in (build_parser(stage, "run"), server_parser(stage, "serve")):
+        for argv in (["--kv-cache-bytes", text], ["--config", str(tmp_path / "flags.toml")]):
+            assert parser.parse_args(argv).kv_cache_bytes == value
+    assert server_parser(stage, "serve").parse_args(["--max-body-bytes", text]).max_body_bytes == value
+    assert throughput.OPTIONS["--kv-cache-bytes"]["type"](text) == value
+
+
+@pytest.mark.parametrize("text", ["8XB", "GB", "1.5", "1..5GB", "8 GB more", "9" * 400 + "GB", ""])
+def test_sizes_that_are_none(text):
+    status, _, stderr = STAGES[4].main("--prompts", "a", "--kv-cache-bytes", text)
+    assert (status, stderr.count("\n")) == (2, 1)
+    assert "argument --kv-cache-bytes: must be a size, such as 8GB or 512MiB, got " in stderr

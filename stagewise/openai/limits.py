@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..parser import num_bytes
 from ..stages import Stage
 
 
@@ -37,6 +38,7 @@ def add_flags(add: Any) -> None:
     """A flag for each limit; `add` is a parser's `add_argument`."""
     for one in fields(Limits):
         kind, metavar = (float, "SECONDS") if one.type in (float, "float") else (int, "N")
+        kind, metavar = (num_bytes, "SIZE") if one.name.endswith("_bytes") else (kind, metavar)
         text = f"{one.metadata['help']} (default: %(default)s)"
         add("--" + one.name.replace("_", "-"), type=kind, default=one.default, metavar=metavar, help=text)
 

@@ -30,14 +30,16 @@ def is_request(values: dict) -> bool:
     return {"custom_id", "body"} <= values.keys() and not {"prompt", "prompt_token_ids"} & values.keys()
 
 
-def check_request(request: dict) -> None:
-    """Raise ValueError unless it has the form above; its body is read later."""
+def check_request(request: dict, model: str) -> None:
+    """Raise ValueError unless it has the form above, and is for this model; the rest of its body is read later."""
     if unknown := sorted(request.keys() - {"custom_id", "method", "url", "body"}):
         raise ValueError(f"a request has no field {unknown[0]!r:.80}")
     if request.get("method") != "POST" or request.get("url") not in [*JOBS]:
         raise ValueError(f"method must be 'POST', and url one of {', '.join(JOBS)}")
     if not isinstance(request["body"], dict):
         raise ValueError(f"body must be a JSON object, got {request['body']!r:.80}")
+    if (named := request["body"].get("model")) not in (None, model, Path(model).name):
+        raise ValueError(f"body.model is {named!r:.80}, but this run has {model!r}: name that, or leave model out")
 
 
 def served_lines(stage: Stage, llm: Any, sampling: Sampling) -> Served:
@@ -48,9 +50,7 @@ def served_lines(stage: Stage, llm: Any, sampling: Sampling) -> Served:
 
 def read_job(served: Served, request: dict) -> Job:
     """The job of a request's body. Raises ValueError."""
-    body = dict(request["body"])
-    if body.get("model") == Path(served.model_name).name:
-        body["model"] = served.model_name
+    body = {**request["body"], "model": served.model_name}  # or another name for it, see `check_request`
     job = JOBS[request["url"]](served, body)
     if job.fields["stream"]:
         raise bad_request("stream must be false: a line has one answer", param="stream")
@@ -77,7 +77,8 @@ def answer(served: Served, request: dict, job: Job, outputs: list[Any]) -> dict:
             piece = Wording(served, job, i, len(choices)).piece(completion, prompts[i])
             choices.append({**choice_of(job, piece), **({} if job.chat else of_prompt(job, i, prompts[i]))})
     kind, prefix = ("chat.completion", "chatcmpl") if job.chat else ("text_completion", "cmpl")
-    body = around(f"{prefix}-{name}", kind, int(time.time()), request["body"]["model"], choices)
+    model = request["body"].get("model") or served.model_name
+    body = around(f"{prefix}-{name}", kind, int(time.time()), model, choices)
     num_tokens = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
     body |= {"usage": usage(job.num_prompt_tokens, num_tokens)}
     body |= of_prompt(job, 0, prompts[0]) if job.chat else {}

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..batch_file import Answer, BatchJob, Counts, How, Job, LineReader, describe_batch, open_output
+from ..batch_file import Answer, BatchJob, Counts, How, Job, LineReader, check_some, describe_batch, open_output
 from ..dataset import check_columns, check_dataset, read_dataset
 from ..stages import Stage
 from .worker import Completer, look_at_model
@@ -71,6 +71,7 @@ def complete_file(
     setup = stage.setup(options, "cuda" if cluster.gpus else "cpu")
     reader = LineReader(stage, setup.config, how)
     lines = reader.read_lines(dataset)
+    check_some(lines, source)
     if not quiet:
         reader.tell_names(source)
 
