@@ -3,7 +3,9 @@
 import json
 import os
 import random
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,6 +64,28 @@ def test_an_actor_with_columns_of_other_names_and_beams(stage, tmp_path):
     expected = by_id(read_results(output))
     assert by_id([json.loads(line) for line in made]) == expected
     assert [len(one.get("outputs", ())) for one in expected].count(2) == 3
+
+
+@pytest.mark.parametrize("ray", [(True, False), (False, True)], ids=["begun on a cluster", "begun on one machine"])
+def test_a_run_goes_on_with_ray_or_without(tmp_path, monkeypatch, ray):
+    """The driver has no engine, so its manifest can't say how the actors compute."""
+    stage, output = STAGES[4], tmp_path / "out.jsonl"
+    write_input(tmp_path / "in.jsonl", 10)
+
+    def completed(package, rows, options, how, cluster):
+        """As Ray does it, but in this process."""
+        own = worker.Completer(package, {**options, "max_num_seqs": 8}, how, 1, 1, 0)
+        return zip(*own({name: [row[name] for row in rows] for name in rows[0]}).values(), strict=True)
+
+    monkeypatch.setattr(driver, "completed", completed)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(__spec__=True))  # it is not called
+    flags = ["--input", tmp_path / "in.jsonl", "--output", output, "--max-tokens", 8, "--quiet"]
+    begin, go_on = ([*flags, "--ray", "auto"] if by_ray else flags for by_ray in ray)
+    assert stage.main(*begin) == (0, "", "")
+    whole = output.read_bytes().splitlines(keepends=True)
+    output.write_bytes(b"".join(whole[:5]))
+    assert stage.main(*go_on, "--resume") == (0, "", "")
+    assert by_id(read_results(output)) == by_id(list(map(json.loads, whole)))
 
 
 @pytest.mark.soak
