@@ -9,7 +9,13 @@ BIN := $(VENV)/bin
 # The tests start hundreds of processes; each would compile the stages again.
 unexport PYTHONDONTWRITEBYTECODE
 CLIENTS := openai lm-eval vllm-tests
-ARM_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang libomp-dev
+# What a target needs: a program or a file, and its package on Debian.
+BROWSER := chromium:chromium chromedriver:chromium-driver npm:npm
+ARM := aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include:libc6-dev-arm64-cross \
+	qemu-aarch64:qemu-user clang:clang /usr/lib/llvm-*/lib/libomp.so:libomp-dev
+# Name the packages of those that are missing, and no others: they may come from elsewhere, as npm with NodeSource's nodejs.
+need = missing=; for one in $(1); do command -v $${one%:*} > /dev/null || ls -d $${one%:*} > /dev/null 2>&1 || \
+	missing="$$missing $${one\#*:}"; done; test -z "$$missing" || { echo "on Debian: apt-get install$$missing"; exit 1; }
 
 .PHONY: demo test soak clients clients-all scaleout test-browser test-arm test-cuda lint notebooks site mermaid
 
@@ -43,14 +49,12 @@ scaleout: $(VENV)/installed-scaleout
 
 # One process has the site, which it builds; another one has the other pages.
 test-browser: $(VENV)/installed-browser mermaid
-	@for program in chromium chromedriver npm; do command -v $$program > /dev/null || \
-		{ echo "no $$program; on Debian: apt-get install chromium chromium-driver npm"; exit 1; }; done
+	@$(call need,$(BROWSER))
 	@test -e .axe/package || { mkdir -p .axe && cd .axe && npm pack --silent axe-core@4 && tar -xzf axe-core-*.tgz; }
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/browser
 
 test-arm: $(VENV)/installed-test
-	@for program in aarch64-linux-gnu-gcc qemu-aarch64 clang; do command -v $$program > /dev/null || \
-		{ echo "no $$program; on Debian: apt-get install $(ARM_PACKAGES)"; exit 1; }; done
+	@$(call need,$(ARM))
 	$(BIN)/python -m pytest -m arm tests/test_other_cpus.py
 
 test-cuda: $(VENV)/installed-test

@@ -3,5 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python -m venv .venv
+.venv/bin/pip install --quiet uv # it finds torch's CPU build; pip's torch brings 5 GB of CUDA, and there is no GPU
+.venv/bin/uv pip install --quiet --torch-backend cpu --requirements pyproject.toml
 .venv/bin/pip install --quiet --editable ".[test,serve,notebooks]"
-echo 'source "$PWD/.venv/bin/activate"' >> ~/.bashrc
+activate="source '$PWD/.venv/bin/activate'" # with this directory's name, because a shell may open in a subfolder
+grep -qxF "$activate" ~/.bashrc || echo "$activate" >> ~/.bashrc # once, even if this script runs again
