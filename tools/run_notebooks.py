@@ -22,7 +22,7 @@ def main() -> None:
         notebook, started = nbformat.read(path, as_version=4), time.perf_counter()
         place = {"metadata": {"path": path.parent}}
         client = NotebookClient(
-            notebook, timeout=600, kernel_name="python3", resources=place, record_timing=False, coalesce_streams=True
+            notebook, kernel_name="python3", resources=place, record_timing=False, coalesce_streams=True
         )
         client.execute()
         notebook.metadata.pop("widgets", None)
