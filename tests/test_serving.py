@@ -1169,7 +1169,7 @@ class Client:
         return b"".join(message.get("body", b"") for message in self.sent)
 
 
-async def until(condition, seconds=60):
+async def until(condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -1389,7 +1389,7 @@ class Process:
 
     def post(self, **fields):
         """Send a completion; the response is to be read."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         body = json.dumps({"model": "tinytales", "prompt": "Once", "ignore_eos": True, **fields})
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
         return connection.getresponse()
@@ -1398,7 +1398,7 @@ class Process:
         self.process.send_signal(number)
 
     def wait(self):
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=600)
 
 
 LONG = {"max_tokens": 200, "seed": 1, "ignore_eos": True}
@@ -1436,7 +1436,7 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch, small_checkpoint)
 
 def send(port, **fields):
     """Send a completion; the response is to be read."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     connection.request("POST", "/v1/completions", json.dumps({"model": "tales", "prompt": "Once", **fields}), JSON)
     return connection.getresponse()
 

@@ -63,9 +63,9 @@ def test_same_ids_on_random_text(stage, reference):
 @pytest.mark.parametrize("unit", ["a", " ", "ab ", "\n", "a\n ", "é", "👍", "'", "1", "x" * 999 + " ", " \u3000"])
 def test_100_kilobytes(stage, reference, unit):
     text = unit * (100_000 // len(unit.encode()))
-    started = time.perf_counter()
+    started = time.process_time()
     ids = stage.tokenizer().encode(text)
-    assert time.perf_counter() - started < 20  # a quadratic merge takes minutes
+    assert time.process_time() - started < 20  # a quadratic merge takes minutes
     assert ids == reference(text).input_ids
     assert stage.tokenizer().decode(ids) == text
 
