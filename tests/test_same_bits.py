@@ -5,6 +5,7 @@ tokens, the bits that were seen first: those of a request alone in an engine, wi
 Random schedules must then never give different ones.
 """
 
+import ctypes
 import json
 import platform
 import random
@@ -12,6 +13,7 @@ from collections import Counter
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bench import bits
 from tests.adapter import STAGES, random_prompts, write_checkpoint
@@ -217,6 +219,88 @@ def test_gpt2s_width(stage, dtype, wide_checkpoint):
     assert memory.happened["logits compared"] >= 60
     assert memory.happened["preemptions"] > 0
     assert memory.happened["hits"] > 0
+
+
+@pytest.fixture(scope="module")
+def tiny_values(tmp_path_factory):
+    """A checkpoint whose values are near a float32's smallest: the next layer multiplies them by 1e37."""
+    sizes = dict(n_layer=2, n_head=3, n_embd=48, n_positions=64, vocab_size=97)
+    directory = write_checkpoint(tmp_path_factory.mktemp("tiny"), **sizes)
+    weights = load_file(directory / "model.safetensors")
+    for name, tensor in weights.items():
+        if "attn.c_attn" in name:
+            tensor[..., 2 * 48 :] *= 1e-37
+        if "attn.c_proj.weight" in name:
+            tensor *= 1e37
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+@pytest.mark.covers("kernels/product.c", "kernels/attention.c")
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_values_near_the_smallest(stage, tiny_values, dtype, instructions):
+    """Tiles take numbers below 2^-126 as zeros, and vectors do not by themselves."""
+    memory, prompts = Memory(), random_prompts(97, [1, 9, 33, 50])
+    params = stage.SamplingParams(seed=3, max_tokens=6, ignore_eos=True)
+    for budget in (512, 7):
+        llm = stage.LLM(str(tiny_values), device="cpu", dtype=dtype, max_num_batched_tokens=budget, num_blocks=16)
+        memory.watch(llm).generate(prompts, params)
+    assert memory.happened["logits compared"] >= 24
+
+
+def attention_of(stage, dtype, change):
+    """A function of `prompts`: bits of the attention of 40 queries to 70 keys, whose queries, keys and values `change`
+    has changed."""
+    c, generator = stage.part("kernels.c_kernel"), torch.Generator().manual_seed(0)
+    shapes = [(40, 2, 64), (5, 2, 64, 16), (5, 2, 16, 64)]
+    query, keys, values = change(*(8 * torch.randn(shape, generator=generator) for shape in shapes))
+    indices = torch.arange(5)[None], torch.tensor([0, 40]), torch.tensor([70])
+    tensors = query.to(dtype).float(), keys.to(dtype), values.to(dtype)
+    return lambda prompts: c.paged_attention(*tensors, *indices, prompts).view(torch.int32)
+
+
+EXTREMES = {
+    "zeros": lambda query, keys, values: (query, keys, values * (values.abs() > 13)),
+    "small values": lambda query, keys, values: (query, keys, values * 1e-39),
+    "small keys": lambda query, keys, values: (query * 1e37, keys * 1e-39, values),
+}
+
+
+@pytest.mark.covers("kernels/product.c", "kernels/attention.c")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("change", EXTREMES.values(), ids=EXTREMES)
+def test_attention_of_extremes(stage, dtype, change, instructions):
+    attention = attention_of(stage, dtype, change)
+    assert torch.equal(attention(True), attention(False))
+
+
+@pytest.mark.covers("kernels/product.c", "kernels/attention.c")
+@pytest.mark.parametrize("instructions", OTHERS[:1], indirect=True)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only there do vectors take subnormals as tiles do")
+def test_decodes_do_not_need_tiles(stage, instructions):
+    """Vectors are faster, and have the same bits."""
+    attention = attention_of(stage, torch.bfloat16, EXTREMES["small values"])
+    products = ctypes.c_int64.in_dll(stage.part("kernels.c_kernel").load_kernel(), "emulated_products")
+    for prompts, changes in ((False, None), (False, False), (True, True)):  # the first call tries the tiles
+        before = products.value
+        attention(prompts)
+        assert changes in (None, products.value > before)
+
+
+@pytest.mark.covers("kernels/team.h")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_what_a_program_tells_its_thread(stage, dtype, any_threads):
+    """It may have set subnormals to zero for its own thread, and not for the others."""
+    attention = attention_of(stage, dtype, lambda *tensors: (*tensors[:2], tensors[2] * torch.finfo(dtype).tiny / 99))
+    expected = attention(False)
+    assert expected.any()
+    torch.set_num_threads(1)
+    assert torch.set_flush_denormal(True)
+    try:
+        assert torch.equal(attention(False), expected)
+        assert not (torch.tensor([1e-39]) * 0.5).any()
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @pytest.mark.covers("kernels/product.c", "kernels/linear.c")

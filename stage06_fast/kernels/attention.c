@@ -14,6 +14,9 @@
  * weighted values by position. This is the order of product.c. An online softmax rescales its sums whenever it meets a
  * larger score; decodes and prefills would then have to cut the keys at the same places.
  *
+ * This is true of finite numbers. A prefill multiplies the later keys' values by weights of zero, and zero times an
+ * infinite value, as of a float16 that is too large, is NaN.
+ *
  * A request with many queries (a prefill) is two matrix products: prefill_attention.c. One with few queries (a decode)
  * is here. Its limit is memory, as it does two operations with each number that it reads. So keys and values are read
  * once, from where they lie, and the arithmetic has to keep up:
@@ -252,8 +255,8 @@ NOINLINE void write_out(State *s, const Walk *w, const int max_rows, const int f
             for (int v = 0; v * LANES < w->dim; v += 2) {
                 in_order(&s->weighted[pair][v], 2, format);
                 for (int i = v; i < v + 2 && i * LANES < w->dim; i++)
-                    write_some(w->out, w->row + r, (w->head + h) * w->dim + i * LANES, s->weighted[pair][i] * scale,
-                               w->dim - i * LANES);
+                    write_some(w->out, w->row + r, (w->head + h) * w->dim + i * LANES,
+                               multiply_add((vec){0}, s->weighted[pair][i], splat(scale)), w->dim - i * LANES);
             }
         }
 }
@@ -379,6 +382,20 @@ static void decode_attention(const Rows *out, const Rows *query, const Cache *c,
 
 static int64_t decode_attention_bytes(int64_t num_keys) { return PAIRS * row_bytes(num_keys); }
 
+/* A number of a trial's keys (part 0), values or queries, for dimension d of a token. Most are from 2^-7 to 2, of either
+ * sign. In every eighth dimension keys and values are subnormal, and queries huge; in others some values are infinite,
+ * or all but a few are zero. Every second query is larger, so that weights go down to 2^-125. */
+static uint16_t trial(int part, int64_t token, int64_t d, uint32_t random) {
+    enum { QUERY = 2, VALUE = 1, TINY = 1, ZEROS, INFINITE, SIXTY_FOUR_TIMES = 6 << 7 };
+    const int few = (random >> 26) % 16 == 0;
+    uint32_t bits = 0x3c00 + (random >> 16) % 0x400;
+    if (d % 8 == TINY) bits = part == QUERY ? 0x7c00 + (random >> 16) % 0x200 : (random >> 16) % 0x100;
+    else if (part == QUERY && token % 2) bits += SIXTY_FOUR_TIMES;
+    if (part == VALUE && d % 8 == ZEROS && !few) bits = 0;
+    if (part == VALUE && d % 8 == INFINITE && few) bits = 0x7f80;
+    return (uint16_t)(bits | (random >> 16 & 0x8000));
+}
+
 /* Whether vectors give the bits of this CPU's tiles, for one head of this size and every context up to TRIED tokens. */
 __attribute__((unused)) static int try_tiles(int64_t dim) {
     enum { TRIED = 150, BLOCKS = (TRIED + TILE - 1) / TILE };
@@ -387,11 +404,13 @@ __attribute__((unused)) static int try_tiles(int64_t dim) {
     char *memory = aligned_alloc(64, (size_t)round_up(for_tiles + for_vectors + 3 * bytes, 64));
     if (!memory) return 0;
     int64_t table[BLOCKS], starts[2] = {0, 1}, length;
-    uint16_t *numbers = (uint16_t *)(memory + for_tiles + for_vectors), random = 1; /* keys, values, queries */
-    for (int64_t i = 0; i < 3 * bytes / 2; i++) { /* of either sign, from 2^-7 to 2 */
-        random = (uint16_t)(random * 25173 + 13849);
-        numbers[i] = (uint16_t)((random & 0x8000) | (0x3c00 + (random & 0x7fff) % 0x400));
-    }
+    uint16_t *numbers = (uint16_t *)(memory + for_tiles + for_vectors); /* keys, values, queries */
+    uint32_t random = 1;
+    for (int part = 0; part < 3; part++)
+        for (int64_t i = 0; i < bytes / 2; i++) {
+            random = random * 1664525 + 1013904223;
+            numbers[part * bytes / 2 + i] = trial(part, i / dim, part == 0 ? i / TILE % dim : i % dim, random);
+        }
     for (int64_t b = 0; b < BLOCKS; b++) table[b] = b;
     const Cache cache = {(char *)numbers, (char *)numbers + bytes, 1, dim, TILE, BFLOAT16};
     const Rows query = {(char *)numbers + 2 * bytes, dim * 2, 0, BFLOAT16};
@@ -405,7 +424,8 @@ __attribute__((unused)) static int try_tiles(int64_t dim) {
         const Rows last = {query.data + (length - 1) * query.stride, query.stride, 0, BFLOAT16};
         prefill_attention(&out[0], &last, &cache, &step, 0, 0, TILES_BFLOAT16, memory);
         decode_attention(&out[1], &last, &cache, &step, &(Item){0, 0, 0, 1}, TILES_BFLOAT16, memory + for_tiles);
-        same &= memcmp(results[0], results[1], (size_t)dim * sizeof(float)) == 0;
+        for (int64_t d = 0; d < dim; d++)
+            same &= memcmp(&results[0][d], &results[1][d], 4) == 0 || (isnan(results[0][d]) && isnan(results[1][d]));
     }
     end_products(TILES_BFLOAT16);
     free(memory);

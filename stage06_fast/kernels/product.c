@@ -253,9 +253,21 @@ INLINE void tiles_split(const char *x, int64_t stride, int64_t plane, const char
 }
 #endif
 
+/* Tiles take subnormal numbers, those below 2^-126, as zeros, and make zeros of subnormal results. Two bits of MXCSR
+ * make a thread's vectors do the same: without them, decodes would not get the bits of prefills. */
+#if defined(__AMX_BF16__) && defined(__x86_64__) /* tests compile tiles for other CPUs, too */
+static _Thread_local uint32_t mxcsr; /* outside the products */
+#define BEGIN_ZEROS __builtin_ia32_ldmxcsr((mxcsr = __builtin_ia32_stmxcsr()) | 1 << 6 | 1 << 15);
+#define END_ZEROS __builtin_ia32_ldmxcsr(mxcsr);
+#else
+#define BEGIN_ZEROS
+#define END_ZEROS
+#endif
+
 void begin_products(int kind) {
 #ifdef __AMX_BF16__
     if (kind < TILES_BFLOAT16) return;
+    BEGIN_ZEROS
     typedef struct { uint8_t palette, start, none[14]; uint16_t width[16]; uint8_t height[16]; } Shape;
     static const Shape shape = {
         .palette = 1, .width = {[0 ... 7] = 64 /* bytes */}, .height = {[0 ... 7] = 16 /* rows */}};
@@ -265,7 +277,9 @@ void begin_products(int kind) {
 
 void end_products(int kind) {
 #ifdef __AMX_BF16__
-    if (kind >= TILES_BFLOAT16) _tile_release();
+    if (kind < TILES_BFLOAT16) return;
+    _tile_release();
+    END_ZEROS
 #endif
 }
 

@@ -14,6 +14,7 @@
  */
 #ifndef TEAM_H
 #define TEAM_H
+#include <fenv.h>
 #include <pthread.h>
 #include <stdint.h>
 #ifdef _OPENMP /* not by omp.h: on macOS, torch brings the library without the header */
@@ -39,6 +40,7 @@ typedef struct {
 typedef struct {
     Shared *shared;
     int rank, size;
+    fenv_t outside; /* how it rounds outside the step */
 } Team;
 
 /* Run a statement in `threads` threads, each with its own `team`. */
@@ -67,12 +69,16 @@ static inline int64_t count_up(const Team *team) {
     return __atomic_fetch_add(&team->shared->taken[0].value, 1, __ATOMIC_RELAXED);
 }
 
+/* All threads round in the usual way, whatever the program told one of them, as torch.set_flush_denormal does. */
 static inline Team join(Shared *shared) {
 #ifdef _OPENMP
-    return (Team){shared, omp_get_thread_num(), omp_get_num_threads()};
+    Team team = {.shared = shared, .rank = omp_get_thread_num(), .size = omp_get_num_threads()};
 #else
-    return (Team){shared, 0, 1};
+    Team team = {.shared = shared, .size = 1};
 #endif
+    fegetenv(&team.outside);
+    fesetenv(FE_DFL_ENV);
+    return team;
 }
 
 /* Where thread v's run of n pieces begins; it ends where the next one's begins. */

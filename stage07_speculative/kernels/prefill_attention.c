@@ -165,7 +165,8 @@ void prefill_attention(const Rows *out, const Rows *query, const Cache *c, const
                      narrow / 4);
         for (int64_t r = 0; r < count; r++)
             for (int64_t d = 0; d < c->head_dim; d += LANES) {
-                const vec result = load(y + r * narrow / 4 + d) * (1 / sums[r]);
+                /* 0 + a * b, also in decodes: a sum may be -0 there, and here 0 after the zeros of padding. */
+                const vec result = multiply_add((vec){0}, load(y + r * narrow / 4 + d), splat(1 / sums[r]));
                 write_some(out, row + r, column + d, result, c->head_dim - d);
             }
     }

@@ -63,4 +63,5 @@ void leave(const Team *team) {
     __atomic_add_fetch(&s->arrived.value, 1, __ATOMIC_SEQ_CST);
     if (team->rank == 0) await(s, &s->arrived, all);
     else wake(s);
+    fesetenv(&team->outside);
 }

@@ -425,8 +425,9 @@ static void check_attention(int kind, int format, int prompts) {
 }
 
 /* How many of a request's tokens get other bits when its queries come in pieces of `at_once` tokens, with threads and
- * a neighbor, than when they come all at once. */
-static int64_t attention_differs(int format, int64_t dim, int64_t block_size, int64_t at_once, int kind, int prompts) {
+ * a neighbor, than when they come all at once. unit: of the values. */
+static int64_t attention_differs(int format, int64_t dim, int64_t block_size, int64_t at_once, int kind, int prompts,
+                                 float unit) {
     enum { HEADS = 3, KEYS = 115, OTHERS = 21 };
     const int64_t width = HEADS * dim, blocks = (KEYS + block_size - 1) / block_size, size = size_of(format);
     int64_t *table = memory(8 * 2 * blocks), slots[KEYS], differ = 0;
@@ -436,7 +437,7 @@ static int64_t attention_differs(int format, int64_t dim, int64_t block_size, in
     memset(cache.keys, 0xff, (size_t)bytes), memset(cache.values, 0xff, (size_t)bytes); /* not a number */
     const Rows all = rows_of(KEYS, 3 * width, format), whole = rows_of(KEYS, width, FLOAT32);
     for (int64_t i = 0; i < KEYS * 3 * width; i++)
-        put(&all, i / (3 * width), i % (3 * width), rounded(3 * some(), format));
+        put(&all, i / (3 * width), i % (3 * width), rounded(3 * some() * (i / width % 3 == 2 ? unit : 1), format));
     for (int64_t t = 0; t < KEYS; t++) slots[t] = table[t / block_size] * block_size + t % block_size;
     Step step = {.slot_mapping = slots, .num_tokens = KEYS};
     write_kv_alone(&cache, &all, &step, 1);
@@ -468,7 +469,9 @@ static void check_attention_bits(int kind, int format) {
     for (size_t s = 0; s < sizeof(sizes) / sizeof(*sizes); s++)
         for (size_t n = 0; n < sizeof(at_once) / sizeof(*at_once); n++)
             for (int prompts = 0; prompts < 2; prompts++)
-                differ += attention_differs(format, sizes[s][0], sizes[s][1], at_once[n], kind, prompts);
+                for (int tiny = 0; tiny < (format == FLOAT16 ? 1 : 2); tiny++) /* near a float32's smallest numbers */
+                    differ += attention_differs(format, sizes[s][0], sizes[s][1], at_once[n], kind, prompts,
+                                                tiny ? 0x1p-127f : 1);
     char how[60];
     snprintf(how, sizeof(how), "%s, %s", formats[format], kinds[kind]);
     report("bits of attention", how, (double)differ, 0);

@@ -1,7 +1,6 @@
 /* Instructions that few CPUs have, in plain C, for `cc -include emulated.h`: the products of bfloat16s and of int8 of
  * AVX-512, and AMX's tiles. It shows whether the kernels use them rightly, not how fast they are. Source of what they
- * compute: Intel's Software Developer's Manual, vol. 2, VDPBF16PS, VPDPBUSD, TDPBF16PS and TDPBSSD (numbers too small for
- * a float32's usual form, which they take for zero, aside). */
+ * compute: Intel's Software Developer's Manual, vol. 2, VDPBF16PS, VPDPBUSD, TDPBF16PS and TDPBSSD. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -22,15 +21,26 @@
 #define _tile_dpbssd emulated_dpbssd
 #endif
 
+/* Products of bfloat16s take a subnormal number, one below 2^-126, as a zero of its sign, and make such a zero of a
+ * subnormal result, whatever the thread's MXCSR says. */
+static inline float emulated_normal(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+static inline float emulated_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return emulated_normal(x);
+}
+static inline float emulated_fma(uint32_t a, uint32_t b, float sum) {
+    return emulated_normal(fmaf(emulated_float(a), emulated_float(b), emulated_normal(sum)));
+}
+
 /* sum += odd products, then sum += even ones. */
 #define HAS_DOT
 #define DOT(sum, pairs, w) \
     do { \
         for (int lane = 0; lane < LANES; lane++) { \
             float *at = (float *)&(sum) + lane; \
-            *at = fmaf(emulated_float((uint32_t)(pairs)[lane] & 0xffff0000), \
-                       emulated_float((uint32_t)(w)[lane] & 0xffff0000), *at); \
-            *at = fmaf(emulated_float((uint32_t)(pairs)[lane] << 16), emulated_float((uint32_t)(w)[lane] << 16), *at); \
+            *at = emulated_fma((uint32_t)(pairs)[lane] & 0xffff0000, (uint32_t)(w)[lane] & 0xffff0000, *at); \
+            *at = emulated_fma((uint32_t)(pairs)[lane] << 16, (uint32_t)(w)[lane] << 16, *at); \
         } \
     } while (0)
 
@@ -47,18 +57,13 @@
         } \
     } while (0)
 
-static inline float emulated_float(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-
 /* Tiles: 16 rows of 64 bytes each. */
 #define __AMX_BF16__ 1
 #define __AMX_INT8__ 1
 #define SYS_arch_prctl 0
 #define syscall(...) 0
 static _Thread_local uint32_t emulated_tiles[8][16][16];
+__attribute__((weak)) int64_t emulated_products; /* of tiles; the same for all files */
 
 static inline void _tile_loadconfig(const void *shape) { (void)shape; }
 static inline void _tile_release(void) { memset(emulated_tiles, 0xff, sizeof(emulated_tiles)); }
@@ -70,16 +75,16 @@ static inline void _tile_stored(int t, void *to, int64_t stride) {
     for (int r = 0; r < 16; r++) memcpy((char *)to + r * stride, emulated_tiles[t][r], 64);
 }
 static inline void _tile_dpbf16ps(int to, int a, int b) {
+    emulated_products++;
     for (int r = 0; r < 16; r++)
         for (int c = 0; c < 16; c++) {
-            float even = 0, odd = 0, sum;
+            float even = 0, odd = 0, sum = emulated_float(emulated_tiles[to][r][c]);
             for (int k = 0; k < 16; k++) {
                 const uint32_t x = emulated_tiles[a][r][k], y = emulated_tiles[b][k][c];
-                even = fmaf(emulated_float(x << 16), emulated_float(y << 16), even);
-                odd = fmaf(emulated_float(x & 0xffff0000), emulated_float(y & 0xffff0000), odd);
+                even = emulated_fma(x << 16, y << 16, even);
+                odd = emulated_fma(x & 0xffff0000, y & 0xffff0000, odd);
             }
-            memcpy(&sum, &emulated_tiles[to][r][c], 4);
-            sum += even + odd;
+            sum = emulated_normal(sum + emulated_normal(even + odd));
             memcpy(&emulated_tiles[to][r][c], &sum, 4);
         }
 }
