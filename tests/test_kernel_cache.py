@@ -2,9 +2,9 @@
 
 import errno
 import os
+import shlex
 import stat
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -79,22 +79,28 @@ def test_it_is_compiled_once(compiler, tmp_path, monkeypatch):
     assert len(list(first.parent.glob("*.so"))) == len(list(first.parent.iterdir())) == 3  # and nothing else
 
 
-def test_what_nobody_uses_goes(compiler, monkeypatch):
-    """It is deleted 30 days after its last use, when another library is stored."""
-    kept = [compiler.compile_kernel()]
-    directory, now = kept[0].parent, time.time()
-    (directory / "tmpkilled").mkdir()  # as of a compile that was killed
-    (directory / "tmpkilled" / "kernels.so").write_bytes(b"half of a libr")
-    for path, days in ((directory / "unused.so", 31), (directory / "used.so", 29)):
-        path.write_bytes(b"")
-        os.utime(path, (now, now - days * 24 * 3600))
-    os.utime(directory / "tmpkilled", (now, now - 31 * 24 * 3600))
-    os.utime(kept[0], (now, now - 31 * 24 * 3600))
-    assert compiler.compile_kernel() == kept[0]  # which uses it
-    assert len(list(directory.iterdir())) == 4
-    monkeypatch.setattr(compiler, "FLAGS", ("-O1", "-fPIC"))
-    kept += [compiler.compile_kernel(), directory / "used.so"]
-    assert sorted(directory.iterdir()) == sorted(kept)
+@pytest.mark.parametrize("left", [0, 100, -100, None], ids=["empty", "a hundred bytes", "most of it", "junk"])
+def test_a_damaged_library(stage, compiler, left):
+    """It is compiled again: loading part of a library would end the process with SIGBUS, at every start."""
+    library = compiler.compile_kernel()
+    whole = library.read_bytes()
+    library.write_bytes(b"junk" * 9999 if left is None else whole[:left])
+    again = compiler.compile_kernel()
+    assert again.read_bytes() == whole
+    load(stage)
+
+
+def test_a_cache_that_is_only_read(compiler, monkeypatch):
+    """As in an image with the kernels in it: nothing is written where the library is there already."""
+    library = compiler.compile_kernel()
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(compiler.os, "access", lambda path, mode: not mode & os.W_OK)
+    for name in ("utime", "replace"):
+        monkeypatch.setattr(compiler.os, name, read_only)
+    assert compiler.compile_kernel() == library
 
 
 def test_a_copy_of_the_sources_shares_the_library(compiler, monkeypatch):
@@ -192,21 +198,17 @@ def test_where_the_cache_is(compiler, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "kernel.c"]
 
 
-@pytest.mark.parametrize("call", ["mkdtemp", "fsync", "replace"])
-def test_a_full_disk(stage, compiler, monkeypatch, call):
+@pytest.mark.parametrize(("owner", "call"), [("tempfile", "mkdtemp"), ("Path", "write_bytes"), ("os", "replace")])
+def test_a_full_disk(stage, compiler, monkeypatch, owner, call):
     """A library that can't be stored is used by this process alone."""
-    owner = compiler.tempfile if call == "mkdtemp" else compiler.os
-    original, kernel_cache = getattr(owner, call), compiler.cache_directory()
+    owner, kernel_cache = getattr(compiler, owner), compiler.cache_directory()
+    original = getattr(owner, call)
 
     def full(*args, **kwargs):
-        where = kwargs.get("dir") or args[-1]
-        path = os.readlink(f"/proc/self/fd/{where}") if isinstance(where, int) else str(where)
-        if path.startswith(str(kernel_cache)):
+        if any(str(where).startswith(str(kernel_cache)) for where in (*args, *kwargs.values())):
             raise OSError(errno.ENOSPC, "No space left on device")
         return original(*args, **kwargs)
 
-    if call == "fsync" and not Path("/proc/self/fd").exists():
-        pytest.skip("no /proc to find the file's name")
     monkeypatch.setattr(owner, call, full)
     library = compiler.compile_kernel()
     assert library.parent == compiler.temporary_directory()
@@ -248,17 +250,15 @@ def test_a_compiler_that_fails(stage, tmp_path):
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("printf 'caf\\351 \\377\\n'; exit 0", "produced no library"),  # bytes that are no UTF-8, on both channels
         ("printf '\\377 error: caf\\351\\n' >&2; exit 1", "fails: \ufffd error: caf\ufffd"),
         ("[ $1 = --version ] || { echo note >&2; echo 'x.c: error: no' >&2; exit 3; }", "fails: x.c: error: no"),
         ("[ $1 = --version ] || exit 7", "fails: no message (status 7)"),
-        ("exit 0", "produced no library"),
         ("kill -9 $$", "fails: no message (status -9)"),
     ],
 )
 def test_what_a_compiler_may_do(stage, compiler, tmp_path, monkeypatch, caplog, script, says):
     program = write_compiler(tmp_path / "cc of mine", script)
-    monkeypatch.setenv("CC", program)
+    monkeypatch.setenv("CC", shlex.quote(program))
     assert fails(stage, caplog) == f"the C compiler {program} {says}"
 
 
@@ -275,28 +275,18 @@ def test_a_compiler_that_is_no_program(stage, compiler, tmp_path, monkeypatch, c
         assert fails(stage, caplog) == says
 
 
-def test_a_compiler_that_hangs(compiler, tmp_path, monkeypatch):
-    """It is killed with all processes that it has started, because its output would not end before they do."""
-    program = write_compiler(tmp_path / "cc", f"echo $$ > {tmp_path}/pid; sleep 1000 & wait; sleep 1000")
-    started = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"cc did not finish within 0.5 seconds"):
-        compiler.run([program], [program, "--version"], seconds=0.5)
+def test_a_compiler_that_makes_nothing(stage, compiler, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("CC", write_compiler(tmp_path / "cc", "printf 'caf\\351 \\377\\n'"))  # bytes that are no UTF-8
+    assert "No such file or directory" in fails(stage, caplog)
+
+
+@pytest.mark.parametrize("script", ["exec sleep 90", "sleep 90 & exit 0"])
+def test_a_compiler_that_hangs(compiler, tmp_path, script):
+    """Itself, or what it has started and left behind."""
+    program, started = write_compiler(tmp_path / "cc", script), time.monotonic()
+    with pytest.raises(RuntimeError, match=r"cc did not finish within 2 seconds"):
+        compiler.run([program], [program, "--version"], seconds=2)
     assert time.monotonic() - started < LIMIT
-    write_compiler(tmp_path / "cc", f"sleep 1000 & echo $! > {tmp_path}/pid")  # it ends, but what it started does not
-    with pytest.raises(RuntimeError, match="did not finish"):
-        compiler.run([program], seconds=2)
-    assert time.monotonic() - started < LIMIT
-    if Path("/proc").exists():
-        status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
-        while status.exists() and status.read_text().split()[2] != "Z":  # until its new parent has taken note
-            assert time.monotonic() - started < LIMIT
-            time.sleep(0.01)
-    limits = []
-    monkeypatch.setenv("CC", program)
-    monkeypatch.setattr(compiler, "run", lambda *commands, seconds=300: limits.append(seconds) or "")
-    with pytest.raises(RuntimeError, match="produced no library"):
-        compiler.compile_kernel()
-    assert limits == [20, 300, 300]  # --version soon
 
 
 def test_a_compile_that_is_killed(stage, compiler, tmp_path):

@@ -4,7 +4,6 @@ Their threads are torch's own: the library is linked to the OpenMP runtime that 
 would bring a second set of threads, and the two would compete for the cores in every layer.
 """
 
-import contextlib
 import functools
 import hashlib
 import logging
@@ -12,7 +11,6 @@ import os
 import platform
 import shlex
 import shutil
-import signal
 import stat
 import subprocess
 import tempfile
@@ -29,77 +27,63 @@ FLAGS = (*OPTIMIZE, *([f"-march={MARCH}"] if MARCH else []), "-fno-math-errno", 
 
 
 def compile_kernel() -> Path:
-    """The library, compiled again only if the sources, the flags, the compiler or the machine have changed.
+    """The library: the one that is kept for these sources, flags, compiler and machine, or a new one.
 
-    Raises RuntimeError, in one line, if that fails.
+    Raises RuntimeError, in one line, if it can't be compiled.
     """
     compiler, runtime = find_compiler(), openmp_runtime()
     version = run([*compiler, "--version"], seconds=20)
     flags, link = [*FLAGS, *openmp_flags(version, runtime)], ["-shared", str(runtime), "-lm"]
     key = [*(source.read_text(encoding="utf-8") for source in SOURCES), *compiler, *flags, *link, version, cpu()]
     key += [*platform.libc_ver(), torch.__version__]
-    name = f"kernels-{hashlib.sha256(os.fsencode(chr(0).join(key))).hexdigest()[:20]}.so"
-    directory = cache_directory()
-    if (directory / name).is_file():
-        os.utime(directory / name)  # mark it as used: see `prune`
-        return directory / name
+    name, directory = f"kernels-{digest(os.fsencode(chr(0).join(key)))}", cache_directory()
+    for kept in directory.glob(f"{name}-*.so"):
+        if kept.stem == f"{name}-{digest(kept.read_bytes())}":  # else it is damaged: loading it would end the process
+            return kept
     with tempfile.TemporaryDirectory(prefix="stagewise-") as scratch:
         sources = [source for source in SOURCES if source.suffix == ".c"]
         objects = [f"{scratch}/{source.stem}.o" for source in sources]
         run(*([*compiler, *flags, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)))
-        library = Path(scratch, name)
-        run([*compiler, *objects, *link, "-o", str(library)])
-        if not library.exists():
-            raise RuntimeError(f"the C compiler {compiler[0]} produced no library")
-        prune(directory)
-        try:
-            return keep(library, directory)
-        except OSError:  # a full disk, for example: keep it for this process only
-            return keep(library, temporary_directory())
+        run([*compiler, *objects, *link, "-o", f"{scratch}/kernels.so"])
+        library = Path(scratch, "kernels.so").read_bytes()
+    name += f"-{digest(library)}.so"
+    try:
+        return keep(library, directory / name)
+    except OSError:  # a full disk, for example: keep it for this process only
+        return keep(library, temporary_directory() / name)
 
 
-def keep(library: Path, directory: Path) -> Path:
-    """Copy a library to where later starts find it. It is renamed once all of it is on the disk, so no process loads
-    half of it, and processes that compile at the same time don't collide."""
-    with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        with open(f"{scratch}/{library.name}", "wb") as file:
-            file.write(library.read_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, directory / library.name)
-    return directory / library.name
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]
 
 
-def prune(directory: Path) -> None:
-    """Remove what no start has used for 30 days: a change of the sources, torch or the compiler leaves an old one."""
-    for path in directory.iterdir():
-        with contextlib.suppress(OSError):  # another process was faster
-            if path.stat().st_mtime < time.time() - 30 * 24 * 3600:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+def keep(library: bytes, path: Path) -> Path:
+    """Write a library. It gets its name when all of it is there, because other processes may write and load it now."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        part = Path(scratch, path.name)
+        part.write_bytes(library)
+        os.replace(part, path)
+    return path
 
 
 def cache_directory() -> Path:
-    """The user's cache directory, or a temporary one if that can't be written, or others can write to it: the library's
-    code is run."""
+    """The user's cache directory; a temporary one if it can't be made, or others can write to it: the library's code is
+    run."""
     homes = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))
-    home = next((Path(path) for path in homes if os.path.isabs(path)), None)  # "~" is left in place if there is no HOME
+    home = next(filter(os.path.isabs, homes), None)  # "~" is left in place if there is no HOME
     if home is None:
         return temporary_directory()
-    directory = home / "stagewise"
+    directory = Path(home, "stagewise")
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.lstat()
     except OSError:
         return temporary_directory()
     if os.name != "nt" and (status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022):
-        warn_once(f"the cache {directory} is not used: others can write to it, so kernels are compiled at every start")
+        message = "the cache %s is not used: others can write to it, so kernels are compiled at every start"
+        logging.getLogger(__name__).warning(message, directory)
         return temporary_directory()
-    return directory if os.access(directory, os.W_OK | os.X_OK) else temporary_directory()
-
-
-@functools.cache
-def warn_once(message: str) -> None:
-    logging.getLogger(__name__).warning(message)
+    return directory
 
 
 @functools.cache
@@ -118,38 +102,29 @@ def temporary_directory() -> Path:
 def find_compiler() -> list[str]:
     """The command that compiles C: CC, perhaps with arguments ("ccache gcc"), or the first compiler found."""
     chosen = os.environ.get("CC", "").strip()
-    if not chosen:
-        compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-        if compiler is None:
-            hint = "; xcode-select --install brings one" if platform.system() == "Darwin" else ""
-            raise RuntimeError(f"there is no C compiler (cc, gcc, clang){hint}")
-        return [compiler]
     try:
-        program, *arguments = [chosen] if shutil.which(chosen) else shlex.split(chosen)  # a path may hold spaces
+        commands = [shlex.split(chosen)] if chosen else [["cc"], ["gcc"], ["clang"]]
     except ValueError as error:
         raise RuntimeError(f"CC is {chosen!r}, which is not a command: {error}") from None
-    compiler = shutil.which(program)
-    if compiler is None:
-        raise RuntimeError(f"CC is {chosen!r}, but there is no program {program!r}")
-    return [compiler, *arguments]
+    for program, *arguments in commands:
+        if found := shutil.which(program):
+            return [found, *arguments]
+    if chosen:
+        raise RuntimeError(f"CC is {chosen!r}, but there is no program {commands[0][0]!r}")
+    raise RuntimeError("there is no C compiler (cc, gcc, clang)")
 
 
 def run(*commands: list[str], seconds: float = 300) -> str:
     """Run commands in parallel. Returns what the last one prints.
 
-    Raises RuntimeError, in one line, if one of them fails or takes too long; then all are killed.
+    Raises RuntimeError, in one line, if one of them fails or takes too long.
     """
     processes, program, end = list[subprocess.Popen[str]](), commands[0][0], time.monotonic() + seconds
+    nothing, pipe = subprocess.DEVNULL, subprocess.PIPE
     try:
-        for command in commands:  # each in its own session, to be killed with everything it starts
+        for command in commands:
             process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
+                command, stdin=nothing, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace"
             )
             processes.append(process)
         said = [process.communicate(timeout=max(0, end - time.monotonic())) for process in processes]
@@ -158,10 +133,9 @@ def run(*commands: list[str], seconds: float = 300) -> str:
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"the C compiler {program} did not finish within {seconds} seconds") from None
     finally:
-        for process in processes:
-            if process.returncode is None:
-                process.kill() if os.name == "nt" else os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        for process in processes:  # those that still run
+            process.kill()
+            process.wait()
     for process, (_, errors) in zip(processes, said, strict=True):
         if process.returncode:
             lines = errors.strip().splitlines() or [f"no message (status {process.returncode})"]

@@ -23,14 +23,11 @@
 
 /* Products of bfloat16s take a subnormal number, one below 2^-126, as a zero of its sign, and make such a zero of a
  * subnormal result, whatever the thread's MXCSR says. */
-static inline float emulated_normal(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+static inline float emulated_normal(float x) { return fabsf(x) < 0x1p-126f ? 0 * x : x; }
 static inline float emulated_float(uint32_t bits) {
     float x;
     memcpy(&x, &bits, 4);
     return emulated_normal(x);
-}
-static inline float emulated_fma(uint32_t a, uint32_t b, float sum) {
-    return emulated_normal(fmaf(emulated_float(a), emulated_float(b), emulated_normal(sum)));
 }
 
 /* sum += odd products, then sum += even ones. */
@@ -39,8 +36,10 @@ static inline float emulated_fma(uint32_t a, uint32_t b, float sum) {
     do { \
         for (int lane = 0; lane < LANES; lane++) { \
             float *at = (float *)&(sum) + lane; \
-            *at = emulated_fma((uint32_t)(pairs)[lane] & 0xffff0000, (uint32_t)(w)[lane] & 0xffff0000, *at); \
-            *at = emulated_fma((uint32_t)(pairs)[lane] << 16, (uint32_t)(w)[lane] << 16, *at); \
+            *at = emulated_normal(fmaf(emulated_float((uint32_t)(pairs)[lane] & 0xffff0000), \
+                                       emulated_float((uint32_t)(w)[lane] & 0xffff0000), emulated_normal(*at))); \
+            *at = emulated_normal(fmaf(emulated_float((uint32_t)(pairs)[lane] << 16), \
+                                       emulated_float((uint32_t)(w)[lane] << 16), *at)); \
         } \
     } while (0)
 
@@ -75,14 +74,20 @@ static inline void _tile_stored(int t, void *to, int64_t stride) {
     for (int r = 0; r < 16; r++) memcpy((char *)to + r * stride, emulated_tiles[t][r], 64);
 }
 static inline void _tile_dpbf16ps(int to, int a, int b) {
+    float x[2][16][16], y[2][16][16]; /* the even ones, then the odd ones */
+    for (int r = 0; r < 16; r++)
+        for (int c = 0; c < 16; c++) {
+            const uint32_t of_a = emulated_tiles[a][r][c], of_b = emulated_tiles[b][r][c];
+            x[0][r][c] = emulated_float(of_a << 16), x[1][r][c] = emulated_float(of_a & 0xffff0000);
+            y[0][r][c] = emulated_float(of_b << 16), y[1][r][c] = emulated_float(of_b & 0xffff0000);
+        }
     emulated_products++;
     for (int r = 0; r < 16; r++)
         for (int c = 0; c < 16; c++) {
             float even = 0, odd = 0, sum = emulated_float(emulated_tiles[to][r][c]);
             for (int k = 0; k < 16; k++) {
-                const uint32_t x = emulated_tiles[a][r][k], y = emulated_tiles[b][k][c];
-                even = emulated_fma(x << 16, y << 16, even);
-                odd = emulated_fma(x & 0xffff0000, y & 0xffff0000, odd);
+                even = emulated_normal(fmaf(x[0][r][k], y[0][k][c], even));
+                odd = emulated_normal(fmaf(x[1][r][k], y[1][k][c], odd));
             }
             sum = emulated_normal(sum + emulated_normal(even + odd));
             memcpy(&emulated_tiles[to][r][c], &sum, 4);
