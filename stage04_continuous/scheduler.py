@@ -14,6 +14,10 @@ from typing import NamedTuple
 from .policies import policy_rank
 from .request import Request
 
+# A prompt token counts as this many of a step's budget if its log-probability is requested, because that takes a row of
+# logits and a look at the whole vocabulary. Measured: as much as 8 tokens of tinytales, or 2 of gpt2.
+SCORED = 8
+
 
 class Row(NamedTuple):
     """A request's part of a step: how many of its tokens are computed. If none is left (`ready`), it gets a new one."""
@@ -70,7 +74,7 @@ class Scheduler:
         budget, rows = self.max_num_batched_tokens, []
         for request in self.running:
             rows.append(self._row(request, budget))
-            budget -= rows[-1].num_tokens
+            budget = self._left(rows[-1], budget)
         while self.waiting:
             request = self.waiting[0]
             if reason := self._blocked_by(request, budget):
@@ -78,12 +82,22 @@ class Scheduler:
                 break
             self._admit(request)
             rows.append(self._row(request, budget))
-            budget -= rows[-1].num_tokens
+            budget = self._left(rows[-1], budget)
         return rows
 
     def _row(self, request: Request, budget: int) -> Row:
-        num_tokens = min(request.num_new_tokens, budget)
+        most = min(request.num_new_tokens, budget)
+        num_tokens = max(1, bisect.bisect(range(1, most + 1), budget, key=lambda n: self._cost(request, n)))
         return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
+
+    def _cost(self, request: Request, num_tokens: int) -> int:
+        """How much of a step's budget the next tokens of a request take. A prompt that can't be cut counts once."""
+        scored = request.to_score(num_tokens) if self.enable_chunked_prefill else ()
+        return num_tokens + (SCORED - 1) * len(scored)
+
+    def _left(self, row: Row, budget: int) -> int:
+        """What a row leaves of the budget: nothing if it is cut, so that it stays the last one."""
+        return budget - self._cost(row.request, row.num_tokens) if row.ready else 0
 
     def _blocked_by(self, request: Request, budget: int) -> dict | None:
         """Why a request can't be admitted to a step with this token budget left; None if it can."""

@@ -9,7 +9,6 @@ from .runner import Runner
 from .sampler import Token
 from .scheduler import Scheduler
 from .support.options import pick_max_model_len
-from .support.scoring import score_prompts
 from .support.stats import Stats
 from .support.weights import Checkpoint
 
@@ -67,7 +66,7 @@ class Engine:
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last by rank are preempted
         batch = Batch.of(rows, self.block_manager, self.scheduler.num_free_seqs)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
-        score_prompts(logits, batch.scored)
+        self.runner.score(batch, logits)
         tokens = self.runner.sample(batch, batch.to_sample(logits))
         return self.commit(batch, tokens)
 

@@ -17,6 +17,7 @@ from .sampler import Token, sample_rows
 from .support.memory import trim_malloc
 from .support.openmp import WAITS_BRIEFLY
 from .support.options import check_fork, describe_device, pick_device, pick_dtype
+from .support.scoring import score_prompts
 from .support.threads import ThreadLimit
 from .support.weights import Checkpoint
 
@@ -72,6 +73,12 @@ class Runner:
         oversubscribed = self.waits_briefly and self.thread_limit.free < MIN_FREE_CORES
         with contextlib.nullcontext() if oversubscribed else self.thread_limit:
             return self.model(batch.to(self.device), self.cache)
+
+    def score(self, batch: Batch, logits: Tensor) -> None:
+        """Give requests the log-probabilities of their prompts."""
+        if batch.scored:
+            with self.thread_limit:
+                (self.sampler.score if self.sampler else score_prompts)(logits, batch.scored)
 
     def sample(self, batch: Batch, logits: Tensor) -> list[Token | Exception]:
         """As `sampler.sample` for each row."""

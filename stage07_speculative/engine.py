@@ -10,7 +10,6 @@ from .sampler import Token
 from .scheduler import Scheduler
 from .speculator import Speculator
 from .support.options import pick_max_model_len
-from .support.scoring import score_prompts
 from .support.stats import Stats
 from .support.weights import Checkpoint
 
@@ -71,7 +70,7 @@ class Engine:
         drafts = self.speculator.draft(rows)
         batch = Batch.of(rows, self.block_manager, self.scheduler.num_free_seqs, drafts)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
-        score_prompts(logits, batch.scored)
+        self.runner.score(batch, logits)
         updated = []
         while batch.rows:
             tokens = self.runner.sample(batch, batch.to_sample(logits))

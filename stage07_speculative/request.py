@@ -7,9 +7,10 @@ import logging
 import time
 from typing import Any
 
-from .support.logprobs import NOT_FINITE, has_nan
+from .support.logprobs import NOT_FINITE
 from .support.outputs import Logprob
 from .support.sampling_params import SamplingParams
+from .support.scoring import PromptLogprobs
 from .support.text import Text
 from .support.tokenizer import Tokenizer
 
@@ -78,7 +79,8 @@ class Request:
         self.priority, self.rank, self.first_scheduled_time = priority, None, None
         self.index, self.num_ahead, self.num_cached_tokens = 0, 0, 0
         self.group: list[Request] = [self]
-        self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from
+        scored = len(prompt_token_ids), score_from, params.prompt_logprobs, tokenizer.token_text
+        self.prompt_logprobs = None if params.prompt_logprobs is None else PromptLogprobs(*scored)
         self.arrival_time = time.perf_counter()
         self.streamed = 0, 0, False
         self.output_token_ids: list[int] = []
@@ -169,7 +171,7 @@ class Request:
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0
         the token is dropped: only the prompt was to be scored."""
-        if not self.output_token_ids and has_nan(self.prompt_logprobs):
+        if not self.output_token_ids and self.prompt_logprobs and self.prompt_logprobs.has_nan():
             raise ValueError(NOT_FINITE)
         if not self.max_tokens:
             self.finish("length")

@@ -19,6 +19,7 @@ from .sampler import Token, sample_rows
 from .support.memory import trim_malloc
 from .support.openmp import WAITS_BRIEFLY
 from .support.options import check_fork, describe_device, pick_device, pick_dtype
+from .support.scoring import score_prompts
 from .support.threads import ThreadLimit
 from .support.weights import Checkpoint
 
@@ -79,6 +80,12 @@ class Runner:
         if self.device.type == "cpu":
             self.last_step = batch.num_tokens, time.perf_counter() - start
         return logits
+
+    def score(self, batch: Batch, logits: Tensor) -> None:
+        """Give requests the log-probabilities of their prompts."""
+        if batch.scored:
+            with self.thread_limit:
+                (self.sampler.score if self.sampler else score_prompts)(logits, batch.scored)
 
     def sample(self, batch: Batch, logits: Tensor) -> list[Token | Exception]:
         """As `sampler.sample` for each row."""

@@ -1,7 +1,8 @@
 """What the engine returns: results and stream events, made from a request (request.py)."""
 
 import itertools
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -110,7 +111,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
 
     @classmethod
     def of(cls, request: Any) -> "RequestOutput":
@@ -122,7 +123,7 @@ class RequestOutput:
             [CompletionOutput.of(request)],
             request.finished,
             RequestMetrics.of(request),
-            prompt_logprobs=request.prompt_logprobs and list(request.prompt_logprobs),
+            prompt_logprobs=request.prompt_logprobs,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,7 +134,8 @@ class RequestOutput:
             "queue_time": self.metrics.queue_time,
         }
         metrics["inter_token_latencies"] = list(self.metrics.inter_token_latencies)
-        return {**asdict(self), "metrics": metrics}
+        entries = self.prompt_logprobs and list(self.prompt_logprobs)
+        return {**asdict(replace(self, prompt_logprobs=entries)), "metrics": metrics}
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class StreamEvent:
     logprobs: list[dict[int, Logprob]] | None = None
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     queue_time: float | None = None
 
     @classmethod
@@ -173,6 +175,6 @@ class StreamEvent:
             logprobs=request.logprobs[begin:] if request.params.logprobs is not None else None,
             num_prompt_tokens=len(request.prompt_token_ids),
             num_output_tokens=len(request.output_token_ids),
-            prompt_logprobs=request.prompt_logprobs and list(request.prompt_logprobs) if not begin else None,
+            prompt_logprobs=request.prompt_logprobs if not begin else None,
             queue_time=scheduled and scheduled - request.arrival_time,
         )

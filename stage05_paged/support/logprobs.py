@@ -1,7 +1,6 @@
 """Log-probabilities of the chosen token and of the most likely ones."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +14,17 @@ NOT_FINITE = (
 )
 
 
-def has_nan(entries: Sequence[dict[int, Logprob] | None] | None) -> bool:
-    """Whether a log-probability of a prompt is NaN: then its logits were not finite."""
-    return any(math.isnan(e.logprob) for entry in entries or () if entry for e in entry.values())
+def top_logprobs(logits: Tensor, token_ids: list[int], k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """For each row, a token and the k most likely ones: their ids, log-probabilities and ranks, each [n, 1 + k].
+
+    logits: [n, vocab_size]
+    """
+    token = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)[:, None]  # [n, 1]
+    chosen, best = logits.gather(-1, token), logits.topk(k, dim=-1)  # [n, 1], 2 x [n, k], descending
+    ids = torch.cat([token, best.indices], dim=-1)  # [n, 1 + k]: the chosen one first
+    values = torch.cat([chosen, best.values], dim=-1) - logits.logsumexp(dim=-1, keepdim=True)  # [n, 1 + k]
+    better = [(logits > chosen).sum(dim=-1, keepdim=True), torch.searchsorted(-best.values, -best.values)]
+    return ids, values, torch.cat(better, dim=-1) + 1
 
 
 def logprob_entries(
@@ -25,16 +32,10 @@ def logprob_entries(
 ) -> list[dict[int, Logprob]]:
     """For each row, the log-probability of a token, and those of the `counts[i]` most likely ones.
 
-    logits: [n, vocab_size]; k, below, is max(counts)
+    logits: [n, vocab_size]
     """
-    token = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)[:, None]  # [n, 1]
-    chosen, best = logits.gather(-1, token), logits.topk(max(counts), dim=-1)  # [n, 1], 2 x [n, k], descending
-    ids = torch.cat([token, best.indices], dim=-1)  # [n, 1 + k]: the chosen one first
-    values = torch.cat([chosen, best.values], dim=-1) - logits.logsumexp(dim=-1, keepdim=True)  # [n, 1 + k]
-    better = [(logits > chosen).sum(dim=-1, keepdim=True), torch.searchsorted(-best.values, -best.values)]
-    ranks = torch.cat(better, dim=-1) + 1  # [n, 1 + k]
-    columns = zip(counts, ids.tolist(), values.tolist(), ranks.tolist(), strict=True)
+    columns = [column.tolist() for column in top_logprobs(logits, token_ids, max(counts))]
     return [
         {i: Logprob(value, rank, text(i)) for i, value, rank in [*zip(*row, strict=True)][: 1 + count]}
-        for count, *row in columns
+        for count, *row in zip(counts, *columns, strict=True)
     ]

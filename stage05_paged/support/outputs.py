@@ -1,8 +1,8 @@
 """What the engine returns: results and stream events, made from a request (request.py)."""
 
 import itertools
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -113,7 +113,7 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int = 0
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
 
     @classmethod
     def of(cls, request: Any) -> "RequestOutput":
@@ -127,7 +127,7 @@ class RequestOutput:
             request.group_finished,
             RequestMetrics.of(request),
             first.num_cached_tokens,
-            prompt_logprobs=first.prompt_logprobs and list(first.prompt_logprobs),
+            prompt_logprobs=first.prompt_logprobs,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,7 +138,8 @@ class RequestOutput:
             "queue_time": self.metrics.queue_time,
         }
         metrics["inter_token_latencies"] = list(self.metrics.inter_token_latencies)
-        return {**asdict(self), "metrics": metrics}
+        entries = self.prompt_logprobs and list(self.prompt_logprobs)
+        return {**asdict(replace(self, prompt_logprobs=entries)), "metrics": metrics}
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class StreamEvent:
     logprobs: list[dict[int, Logprob]] | None = None
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     completion_index: int = 0
     num_cached_tokens: int = 0
     queue_time: float | None = None
@@ -181,9 +182,7 @@ class StreamEvent:
             logprobs=request.logprobs[begin:] if request.params.logprobs is not None else None,
             num_prompt_tokens=len(request.prompt_token_ids),
             num_output_tokens=len(request.output_token_ids),
-            prompt_logprobs=request.prompt_logprobs and list(request.prompt_logprobs)
-            if not begin and not request.index
-            else None,
+            prompt_logprobs=request.prompt_logprobs if not begin and not request.index else None,
             completion_index=request.index,
             num_cached_tokens=first.num_cached_tokens,
             queue_time=scheduled and scheduled - first.arrival_time,

@@ -25,6 +25,11 @@ void sample_rows_alone(SampledRow *rows, int64_t num_rows, int64_t vocab_size, c
     PARALLEL(threads, sample_rows(team, rows, num_rows, vocab_size, memory););
 }
 
+void score_rows_alone(const float *logits, const int64_t *indices, int64_t num_rows, int64_t vocab_size, int64_t k,
+                      int64_t *ids, double *logprobs, int64_t *ranks, char *memory, int threads) {
+    PARALLEL(threads, score_rows(team, logits, indices, num_rows, vocab_size, k, ids, logprobs, ranks, memory););
+}
+
 void write_kv_alone(const Cache *cache, const Rows *qkv, const Step *step, int threads) {
     PARALLEL(threads, write_kv(team, cache, qkv, step););
 }

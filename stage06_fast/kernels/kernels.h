@@ -45,6 +45,10 @@ typedef struct {
 
 /* memory: sampler_bytes for each thread. */
 void sample_rows(const Team *team, SampledRow *rows, int64_t num_rows, int64_t vocab_size, char *memory);
+/* The log-probabilities of given tokens, and of the k likeliest ones. indices: [2, num_rows], rows of the logits, and a
+ * token for each. ids, logprobs, ranks: [num_rows, 1 + k]. */
+void score_rows(const Team *team, const float *logits, const int64_t *indices, int64_t num_rows, int64_t vocab_size,
+                int64_t k, int64_t *ids, double *logprobs, int64_t *ranks, char *memory);
 int64_t sampler_bytes(int64_t vocab_size);
 
 /* A layer's keys and values. */

@@ -1,12 +1,13 @@
 """How likely a text is: log-probabilities of the tokens of a prompt, and of a continuation after it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
-from .logprobs import logprob_entries
+from .logprobs import top_logprobs
 from .outputs import Logprob, RequestOutput
 from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
@@ -51,6 +52,63 @@ def encode_pair(pair: tuple[Any, Any], tokenizer: Tokenizer) -> tuple[list[int],
     return begin, whole[len(begin) :]
 
 
+class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
+    """For each token of a prompt that is scored so far, what `logprobs` of a completion has for its tokens; None for
+    the first `start` ones. It reads like a list. The numbers are in arrays, and an entry is made when it is read: a
+    thousand tokens with twenty likely ones each would be 21,000 objects.
+
+    Args:
+        num_tokens: the prompt's.
+        start: the first token that is scored.
+        count: how many likely tokens an entry has besides the prompt's.
+        text: a token's text.
+    """
+
+    def __init__(self, num_tokens: int, start: int, count: int, text: Callable[[int], str]):
+        shape, self.start, self.text = (max(0, num_tokens - start), 1 + count), start, text
+        self.token_ids, self.ranks = np.empty(shape, np.int32), np.empty(shape, np.int32)
+        self.logprobs, self.num_scored = np.empty(shape, np.float64), 0
+
+    def extend(self, *columns: Tensor) -> None:
+        """Add the next tokens: ids, log-probabilities and ranks, each [n, at least 1 + count]."""
+        end = self.num_scored + len(columns[0])
+        for array, column in zip((self.token_ids, self.logprobs, self.ranks), columns, strict=True):
+            array[self.num_scored : end] = column[:, : array.shape[1]].numpy()
+        self.num_scored = end
+
+    def has_nan(self) -> bool:
+        """Whether a log-probability is NaN: then the logits were not finite."""
+        return bool(np.isnan(self.logprobs[: self.num_scored]).any())
+
+    def __len__(self) -> int:
+        return self.start + self.num_scored
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        i = range(len(self))[index] - self.start
+        if i < 0:
+            return None
+        columns = (array[i].tolist() for array in (self.token_ids, self.logprobs, self.ranks))
+        return {token: Logprob(value, rank, self.text(token)) for token, value, rank in zip(*columns, strict=True)}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied or pickled, it is a list."""
+        return list, (list(self),)
+
+
+def next_token_ids(request: Any, rows: slice) -> list[int]:
+    """The tokens of a request's prompt that these rows of the logits score."""
+    start = len(request.prompt_logprobs)
+    return request.prompt_token_ids[start : start + rows.stop - rows.start]
+
+
 def score_prompts(logits: Tensor, scored: Sequence[tuple[Any, slice]]) -> None:
     """Give requests the log-probabilities of their prompts.
 
@@ -59,14 +117,8 @@ def score_prompts(logits: Tensor, scored: Sequence[tuple[Any, slice]]) -> None:
         scored: requests, each with its rows of the logits; see `Batch.scored`.
     """
     for request, rows in scored:
-        request.prompt_logprobs += score_rows(logits[rows], request)
-
-
-def score_rows(logits: Tensor, request: Any) -> list[dict[int, Logprob]]:
-    """[n, vocab_size] -> the entries of the next n tokens of the prompt, each with the token itself first."""
-    start, n = len(request.prompt_logprobs), len(logits)
-    token_ids = request.prompt_token_ids[start : start + n]
-    return logprob_entries(logits, token_ids, [request.params.prompt_logprobs] * n, request.tokenizer.token_text)
+        columns = top_logprobs(logits[rows], next_token_ids(request, rows), request.params.prompt_logprobs)
+        request.prompt_logprobs.extend(*(column.cpu() for column in columns))
 
 
 def score_of(output: RequestOutput) -> Score:

@@ -77,6 +77,7 @@ ALONE = {
     "quantize": [POINTER(Rows), POINTER(Rows), INT, INT, c_int],
     "layer_norm": [POINTER(Rows), PTR, PTR, INT, INT, PTR, PTR, c_float, c_int],
     "sample_rows": [PTR, INT, INT, PTR, c_int],
+    "score_rows": [PTR, PTR, INT, INT, INT, PTR, PTR, PTR, PTR, c_int],
     "write_kv": [POINTER(Cache), POINTER(Rows), POINTER(Step), c_int],
     "paged_attention": [POINTER(Rows), POINTER(Rows), POINTER(Cache), POINTER(Step), c_int, c_int, c_int],
 }

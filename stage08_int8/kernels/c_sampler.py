@@ -12,6 +12,7 @@ from torch import Tensor
 from ..support.logits_processors import apply_logits_processors, is_processed
 from ..support.logprobs import NOT_FINITE
 from ..support.outputs import Logprob
+from ..support.scoring import next_token_ids
 from .c_kernel import address, load_kernel, struct
 
 Row = struct(
@@ -65,10 +66,8 @@ class CSampler:
                 *(request.seed, len(request.output_token_ids), request.index, num_logprobs, -1),
                 *(top.buffer_info()[0] for top in tops),
             )
-        library, threads = load_kernel(), torch.get_num_threads()
-        if len(self._memory) < (num_bytes := threads * library.sampler_bytes(vocab_size)):
-            self._memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-        library.sample_rows(addressof(rows), len(rows), vocab_size, address(self._memory, torch.uint8), threads)
+        threads = torch.get_num_threads()
+        load_kernel().sample_rows(addressof(rows), len(rows), vocab_size, self._room(vocab_size, threads), threads)
         results = []
         for i, (request, row, (_, tops)) in enumerate(zip(requests, rows, kept, strict=True)):
             if i in errors or row.token_id < 0:
@@ -79,6 +78,30 @@ class CSampler:
             entries = {token: Logprob(logprob, rank, text(token)) for token, rank, logprob in columns}
             results.append((row.token_id, entries or None))
         return results
+
+    def score(self, logits: Tensor, scored: Sequence[tuple[Any, slice]]) -> None:
+        """As `score_prompts` of scoring.py, all rows in one call."""
+        vocab_size, k = logits.shape[-1], max(request.params.prompt_logprobs for request, _ in scored)
+        which = [i for _, rows in scored for i in range(rows.start, rows.stop)]
+        token_ids = [token for request, rows in scored for token in next_token_ids(request, rows)]
+        indices = torch.tensor([which, token_ids], dtype=torch.int64, device="cpu")  # [2, n]
+        ids = torch.empty(len(which), 1 + k, dtype=torch.int64, device="cpu")
+        logprobs, ranks = torch.empty_like(ids, dtype=torch.float64), torch.empty_like(ids)
+        inputs = address(logits.contiguous(), torch.float32), address(indices, torch.int64), len(which), vocab_size, k
+        outputs = address(ids, torch.int64), address(logprobs, torch.float64), address(ranks, torch.int64)
+        threads = torch.get_num_threads()
+        load_kernel().score_rows(*inputs, *outputs, self._room(vocab_size, threads), threads)
+        start = 0
+        for request, rows in scored:
+            end = start + rows.stop - rows.start
+            request.prompt_logprobs.extend(ids[start:end], logprobs[start:end], ranks[start:end])
+            start = end
+
+    def _room(self, vocab_size: int, threads: int) -> int:
+        """The address of memory that C works in."""
+        if len(self._memory) < (num_bytes := threads * load_kernel().sampler_bytes(vocab_size)):
+            self._memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+        return address(self._memory, torch.uint8)
 
     def _tokens(self, request: Any) -> array:
         """The tokens of a request's prompt and output, as C reads them; a request only grows."""

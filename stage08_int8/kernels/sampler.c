@@ -484,6 +484,18 @@ static void find_logprobs(Memory *m, const SampledRow *row, int64_t vocab_size) 
         row->ranks[i] = i > 1 && row->raw[row->top_ids[i]] == row->raw[row->top_ids[i - 1]] ? row->ranks[i - 1] : i;
 }
 
+void score_rows(const Team *team, const float *logits, const int64_t *indices, int64_t num_rows, int64_t vocab_size,
+                int64_t k, int64_t *ids, double *logprobs, int64_t *ranks, char *memory) {
+    Memory m = memory_of(memory + team->rank * sampler_bytes(vocab_size), vocab_size);
+    DYNAMIC_FOR(t, num_rows, team) {
+        const SampledRow row = {.raw = logits + indices[t] * vocab_size, .token_id = indices[num_rows + t],
+                                .num_logprobs = k, .top_ids = ids + t * (1 + k), .ranks = ranks + t * (1 + k),
+                                .logprobs = logprobs + t * (1 + k)};
+        find_logprobs(&m, &row, vocab_size);
+    }
+    meet(team);
+}
+
 void sample_rows(const Team *team, SampledRow *rows, int64_t num_rows, int64_t vocab_size, char *memory) {
     Memory m = memory_of(memory + team->rank * sampler_bytes(vocab_size), vocab_size);
     DYNAMIC_FOR(t, num_rows, team) {
