@@ -639,7 +639,7 @@ def test_how_many_tokens_may_be_found(stage, num_scored, expected):
     params = stage.SamplingParams(prompt_logprobs=None if num_scored is None else 0)
     request = stage.make_request(params, [1, 2, 3], [4, 5])
     if num_scored is not None:
-        request.prompt_logprobs += [{}] * (num_scored - 1)
+        request.prompt_logprobs.num_scored = num_scored - 1
     assert request.num_cacheable == expected
 
 

@@ -182,7 +182,27 @@ def test_log_probabilities_count_as_tokens(tales):
     """A million of them take as much memory as a million tokens, and more."""
     body = {"model": "tales", "prompt": [1], "n": 64, "max_tokens": 1000}
     message = error_of(ask(tales, "/v1/completions", {**body, "logprobs": 20}), 400)["message"]
-    assert "asks for 1,345,344 tokens; one for several completions may take half of 2,097,152" in message
+    assert "asks for 1,344,064 tokens; one for several completions may take half of 2,097,152" in message
+    body = {"model": "tales", "prompt": [" a" * 1001] * 100, "max_tokens": 1}
+    for fields, each in (({"prompt_logprobs": 20}, 1001 * 21 + 1), ({"echo": True, "logprobs": 20}, 1002 * 21)):
+        message = error_of(ask(tales, "/v1/completions", {**body, **fields}), 400)["message"]
+        assert f"asks for {100 * each:,} tokens" in message
+
+
+def test_what_counts_as_a_token(tales):
+    """Log-probabilities of the output count with the output, those of the prompt with the prompt, for each choice."""
+    fields = {"model": "tales", "prompt": [[1] * 5, [1] * 1020], "max_tokens": 10, "n": 2}
+    outputs, prompts = 10 + 4, 5 + 1020
+    for more, expected in (
+        ({}, prompts + outputs),
+        ({"logprobs": 3}, prompts + 4 * outputs),
+        ({"prompt_logprobs": 0}, prompts + outputs),
+        ({"prompt_logprobs": 2}, 3 * prompts + outputs),
+        ({"echo": True}, prompts + outputs),
+        ({"echo": True, "logprobs": 3}, 4 * prompts + 4 * outputs),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 1}, 4 * prompts + 4 * outputs),
+    ):
+        assert tales.service.job({**fields, **more}).num_tokens == 2 * expected
 
 
 def test_long_texts_are_refused_before_they_are_cut_into_tokens(tales):

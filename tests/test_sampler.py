@@ -279,6 +279,34 @@ def test_the_kernel_draws_what_the_rows_draw(stage, seed):
     check_draws(stage, 32, seed)
 
 
+@pytest.mark.covers("kernels/c_sampler.py", "kernels/sampler.c", "support/scoring.py")
+@pytest.mark.parametrize("vocab_size", [1, 33, 50257])
+@pytest.mark.parametrize("stage", FAST[:1], ids=str)
+def test_the_kernel_scores_prompts_as_torch_does(stage, vocab_size):
+    """Three prompts in one call, one asked for no likely tokens, one with rows in the middle of the logits; of those
+    with NaN or an infinity all log-probabilities are NaN."""
+    rng, generator = random.Random(7), torch.Generator().manual_seed(7)
+    logits = torch.stack([logits_of("text", vocab_size, generator) for _ in range(14)])
+    logits[12, vocab_size // 2], logits[13, vocab_size // 2] = math.nan, math.inf
+    results = []
+    for score in (stage.part("scoring").score_prompts, stage.part("kernels.c_sampler").CSampler().score):
+        requests = [
+            stage.make_request(stage.SamplingParams(prompt_logprobs=k), [rng.randrange(vocab_size) for _ in range(9)])
+            for k in (0, min(20, vocab_size), 1)
+        ]
+        rng.seed(7)
+        score(logits, [*zip(requests, (slice(0, 3), slice(4, 12), slice(12, 14)), strict=True)])
+        results.append([request.prompt_logprobs for request in requests])
+        assert [entries.has_nan() for entries in results[-1]] == [False, False, True]
+    for theirs, ours in zip(*results, strict=True):
+        assert len(ours) == len(theirs)
+    for theirs, ours in zip(results[0][:2], results[1][:2], strict=True):
+        assert [*map(list, filter(None, ours))] == [*map(list, filter(None, theirs))]
+        assert (ours.ranks == theirs.ranks)[: ours.num_scored].all()
+        assert ours.logprobs[: ours.num_scored] == pytest.approx(theirs.logprobs[: ours.num_scored], abs=1e-5)
+    assert np.isnan(results[1][2].logprobs[:2]).all()
+
+
 @pytest.mark.parametrize("stage", FAST[:1], ids=str)
 def test_all_rows_go_to_the_kernel_at_once(stage):
     """If there is a kernel; otherwise each row is sampled by itself."""

@@ -2,7 +2,9 @@
 model, however the prompt is cut up."""
 
 import asyncio
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -209,14 +211,17 @@ def test_score_of_texts(stage):
 
 def test_one_that_can_not_be_scored_leaves_the_others(stage, small_checkpoint, monkeypatch):
     """Logits are NaN in the middle of one prompt: that request ends with an error, and no other."""
-    llm = stage.LLM(small_checkpoint, device="cpu")
-    scoring = stage.part("scoring")
-    entries, bad = scoring.logprob_entries, PROMPTS[2][9]
+    llm, bad = stage.LLM(small_checkpoint, device="cpu"), PROMPTS[2][9]
+    forward = llm.engine.runner.forward
 
-    def damaged(logits, token_ids, *more):
-        return entries(torch.where((torch.tensor(token_ids) == bad)[:, None], torch.nan, logits), token_ids, *more)
+    def damaged(batch):
+        logits = forward(batch)
+        for request, rows in batch.scored:
+            token_ids = request.prompt_token_ids[len(request.prompt_logprobs) :][: rows.stop - rows.start]
+            logits[rows][[token_id == bad for token_id in token_ids]] = torch.nan
+        return logits
 
-    monkeypatch.setattr(scoring, "logprob_entries", damaged)
+    monkeypatch.setattr(llm.engine.runner, "forward", damaged)
     good = [PROMPTS[4], [t for t in PROMPTS[3] if t != bad]]
     params = [stage.SamplingParams(max_tokens=n, prompt_logprobs=0, ignore_eos=True) for n in (0, 3, 0)]
     outputs = llm.generate([PROMPTS[2], *good], params)
@@ -229,15 +234,61 @@ def test_one_that_can_not_be_scored_leaves_the_others(stage, small_checkpoint, m
     assert not unfinished(llm)
 
 
-def test_results_are_the_users_own(stage, small_checkpoint):
+def test_results_can_be_kept_but_not_changed(stage, small_checkpoint):
+    """The prompt's log-probabilities read like a list, but nothing is made before somebody reads it."""
     llm = stage.stepper(small_checkpoint, max_num_batched_tokens=4)
     llm.add_request("a", PROMPTS[4], stage.SamplingParams(max_tokens=3, prompt_logprobs=0, ignore_eos=True))
     outputs = []
     while llm.has_unfinished_requests():
         for output in llm.step():
-            outputs.append(len(output.prompt_logprobs))
-            output.prompt_logprobs.clear()
-    assert outputs == [len(PROMPTS[4])] * 3
+            outputs.append(output.prompt_logprobs)
+    assert [len(entries) for entries in outputs] == [len(PROMPTS[4])] * 3
+    entries = outputs[0]
+    kept = list(entries)
+    assert entries == kept == entries[:] == pickle.loads(pickle.dumps(entries))
+    assert (entries[-1], entries[1:3], entries[::-1]) == (kept[-1], kept[1:3], kept[::-1])
+    assert entries != kept[:-1]
+    assert repr(entries) == repr(kept)
+    assert type(copy.deepcopy(entries)) is list
+    with pytest.raises(IndexError):
+        entries[len(kept)]
+    with pytest.raises(TypeError):
+        entries[1] = None
+
+
+def test_no_object_is_made_in_a_step(stage, small_checkpoint, monkeypatch):
+    """What a thousand prompt tokens with their likely ones would be: only who reads them makes them."""
+    llm, made = stage.LLM(small_checkpoint, device="cpu"), []
+    for module in ("logprobs", "scoring", "outputs"):
+        Logprob = stage.part(module).Logprob
+        monkeypatch.setattr(stage.part(module), "Logprob", lambda *of, make=Logprob: made.append(of) or make(*of))
+    (output,) = llm.generate([PROMPTS[3]], stage.SamplingParams(max_tokens=1, prompt_logprobs=20))
+    assert len(output.prompt_logprobs) == 40
+    assert not made
+    assert len(output.prompt_logprobs[1]) in (20, 21)
+    assert len(made) == 21
+
+
+def test_a_scored_token_counts_as_several_in_the_budget(stage, small_checkpoint, reference):
+    """The rows of each step: a prompt of 40 tokens, and a plain one of 17 that gets what is left of the budget."""
+    SCORED = stage.part("scheduler").SCORED
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=3 * SCORED + 2)
+    scheduler, steps = llm.engine.scheduler, []
+    schedule = scheduler.schedule
+    scheduler.schedule = lambda: steps.append(schedule()) or steps[-1]
+    scored, plain = stage.SamplingParams(max_tokens=0, prompt_logprobs=1), stage.SamplingParams(max_tokens=1)
+    output, _ = llm.generate([PROMPTS[3], PROMPTS[2]], [scored, plain], priority=[0, 0])
+    check(output, reference, 1)
+    # 39 of 40 tokens are scored, three in a step, and nobody else is admitted before the last of them. The 40th counts
+    # once, and one is left for the plain prompt.
+    assert [[row.num_tokens for row in rows] for rows in steps] == [[3]] * 12 + [[4, 1], [16]]
+
+
+def test_a_scored_prompt_that_may_not_be_cut(stage, small_checkpoint, reference):
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=48, enable_chunked_prefill=False)
+    for output in llm.generate(PROMPTS, stage.SamplingParams(max_tokens=1, prompt_logprobs=1)):
+        check(output, reference, 1)
+    assert llm.stats.num_forwards == 2
 
 
 def test_the_command_line(stage, tmp_path):

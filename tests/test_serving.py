@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
+import gc
 import http.client
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -24,6 +26,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from transformers import GPT2Tokenizer
 
+from stagewise.openai.answers import Token
 from stagewise.openai.chat import ChatTemplate, load_template, special_tokens
 from stagewise.openai.fields import IDLE, SAMPLING
 from stagewise.openai.limits import Limits
@@ -467,6 +470,49 @@ def test_no_more_logprobs_than_asked_for(tales):
     expected = complete(tales, **fields)["choices"][0]["logprobs"]
     assert complete(tales, **fields, prompt_logprobs=5)["choices"][0]["logprobs"] == expected
     assert all(len(top) <= 2 for top in expected["top_logprobs"][1:])
+
+
+def test_the_larger_of_echo_and_prompt_logprobs(tales):
+    """The prompt's tokens are asked for with five likely ones by the echo, and with one by `prompt_logprobs`."""
+    fields = {"prompt": "Once upon a time", "max_tokens": 2, "echo": True, "logprobs": 5, "seed": 1}
+    expected = complete(tales, **fields)["choices"][0]["logprobs"]
+    (choice,) = complete(tales, **fields, prompt_logprobs=1)["choices"]
+    assert choice["logprobs"] == expected
+    assert all(len(top) >= 5 for top in expected["top_logprobs"][1:])
+    assert all(len(entries) >= 5 for entries in choice["prompt_logprobs"][1:])
+
+
+@pytest.mark.parametrize("stage", [4, 6])
+def test_a_large_answer_is_made_a_choice_at_a_time(stage, monkeypatch):
+    """While a choice becomes JSON, only its own tokens exist; and the engine's thread makes no entry of a prompt."""
+    with serving(stage, "tinytales") as app:
+        part, threads, tokens = sys.modules[f"{app.service.stage.package}.support.scoring"], set(), []
+        Logprob, make = part.Logprob, events.choice_json
+        monkeypatch.setattr(part, "Logprob", lambda *of: threads.add(threading.current_thread()) or Logprob(*of))
+
+        def counted(choice):
+            tokens.append(sum(type(one) is Token for one in gc.get_objects()))
+            return make(choice)
+
+        monkeypatch.setattr(events, "choice_json", counted)
+        fields = {"prompt": [[i] * 30 for i in range(1, 6)], "max_tokens": 1, "temperature": 0}
+        assert len(complete(app, **fields, prompt_logprobs=20)["choices"]) == 5
+        assert tokens == [0] * 5
+        tokens.clear()
+        assert len(complete(app, **fields, echo=True, logprobs=20)["choices"]) == 5
+        assert all(30 * 21 < count <= 31 * 22 for count in tokens)
+        assert threads
+        assert app.service.engine.llm.loop.thread not in threads
+
+
+def test_json_in_pieces_is_the_same_json():
+    for content in (
+        {"a": [*range(50)], "b": {"c": [None, "é\u2028", {"d": [1.5] * 40}] * 20, "e": []}, "f": {}, "index": 0},
+        [1, math.nan, {"x": math.inf}],
+        {},
+        "text",
+    ):
+        assert events.in_pieces(content) == events.to_json(content)
 
 
 def test_prompt_logprobs_and_token_ids(tales):
@@ -1124,6 +1170,25 @@ def test_metrics_add_up_to_the_requests(stage, small_checkpoint):
             assert metrics["prefix_cache_queries_total", None] == 79
             assert metrics["prefix_cache_hits_total", None] == cached == 32
             assert metrics["num_preemptions_total", None] == 0
+
+
+def test_metrics_of_several_completions(small_checkpoint):
+    """A prompt's tokens count once for all of them; the time per output token is a completion's mean."""
+    with serving(5, small_checkpoint) as app:
+        complete(app, prompt=list(range(1, 36)), n=3, max_tokens=5, ignore_eos=True)
+        metrics = read_metrics(app)
+    assert metrics["prompt_tokens_total", None] == metrics["request_prompt_tokens_sum", None] == 35
+    assert (metrics["request_prompt_tokens_count", None], metrics["request_params_n_sum", None]) == (1, 3)
+    tokens = metrics["inter_token_latency_seconds_sum", None]
+    assert metrics["request_time_per_output_token_seconds_sum", None] == pytest.approx(tokens / 4)
+    assert metrics["request_time_per_output_token_seconds_count", None] == 3
+
+
+def test_cached_tokens_of_several_prompts_add_up(small_checkpoint):
+    with serving(5, small_checkpoint) as app:
+        fields = {"prompt": [list(range(1, 36)), list(range(60, 80))], "max_tokens": 1}
+        usages = [complete(app, **fields)["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
+    assert usages == [0, 32 + 16]
 
 
 def test_the_log_has_a_line_for_each_request_and_no_prompts(tales):

@@ -1,6 +1,6 @@
 """How likely a text is: log-probabilities of the tokens of a prompt, and of a continuation after it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,11 +61,11 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
         num_tokens: the prompt's.
         start: the first token that is scored.
         count: how many likely tokens an entry has besides the prompt's.
-        text: a token's text.
+        tokenizer: has the tokens' texts.
     """
 
-    def __init__(self, num_tokens: int, start: int, count: int, text: Callable[[int], str]):
-        shape, self.start, self.text = (max(0, num_tokens - start), 1 + count), start, text
+    def __init__(self, num_tokens: int, start: int, count: int, tokenizer: Tokenizer):
+        shape, self.start, self.tokenizer = (num_tokens - start, 1 + count), start, tokenizer
         self.token_ids, self.ranks = np.empty(shape, np.int32), np.empty(shape, np.int32)
         self.logprobs, self.num_scored = np.empty(shape, np.float64), 0
 
@@ -90,7 +90,8 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
         if i < 0:
             return None
         columns = (array[i].tolist() for array in (self.token_ids, self.logprobs, self.ranks))
-        return {token: Logprob(value, rank, self.text(token)) for token, value, rank in zip(*columns, strict=True)}
+        text = self.tokenizer.token_text
+        return {token: Logprob(value, rank, text(token)) for token, value, rank in zip(*columns, strict=True)}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)

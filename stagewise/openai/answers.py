@@ -4,8 +4,8 @@ A stream and a whole answer are made of the same pieces: a `Piece` is what a ste
 is its pieces put together. Completions and chats differ only in their choices.
 """
 
-import dataclasses
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class Wording:
         self._length_limit = "max_model_len" if job.params.max_tokens > room else "max_tokens"
         self._by_ids = job.fields["return_tokens_as_token_ids"]
 
-    def piece(self, event: Any, prompt_logprobs: list[dict | None] | None) -> Piece:
+    def piece(self, event: Any, prompt_logprobs: Sequence[dict | None] | None) -> Piece:
         """The piece of an event. The first one begins with the prompt if it is to be echoed."""
         piece = Piece(self.index, finish_reason=event.finish_reason, stop_reason=event.stop_reason)
         piece.length_limit = self._length_limit if event.finish_reason == "length" else None
@@ -80,7 +80,7 @@ class Wording:
         piece.tokens += self._tokens(event.token_ids, event.logprobs)
         return piece
 
-    def _tokens(self, token_ids: list[int], logprobs: list[dict | None] | None) -> list[Token]:
+    def _tokens(self, token_ids: list[int], logprobs: Sequence[dict | None] | None) -> list[Token]:
         pairs = zip(token_ids, logprobs or [], strict=False)  # an aborted prompt has fewer
         return [self._token(token_id, likely) for token_id, likely in pairs]
 
@@ -188,9 +188,9 @@ def usage(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int
     return {**counts, **cached}
 
 
-def of_prompt(job: "Job", prompt: int, logprobs: list[dict | None] | None) -> dict:
+def of_prompt(job: "Job", prompt: int, logprobs: Sequence[dict | None] | None) -> dict:
     """What an answer says about a prompt, as in vLLM."""
     entries = logprobs if "prompt_logprobs" in job.fields else None
-    told = entries and [one and {str(i): dataclasses.asdict(token) for i, token in one.items()} for one in entries]
+    told = entries and [one and {str(i): vars(token) for i, token in one.items()} for one in entries]
     ids = {"prompt_token_ids": job.token_ids[prompt]} if job.fields["return_token_ids"] else {}
     return {"prompt_logprobs": told, **ids}

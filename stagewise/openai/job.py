@@ -105,10 +105,16 @@ class Job:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens it may have, including prompts. Each log-probability returned with a token counts as another
-        token: it takes as much memory, and longer to format."""
-        most, each = self.params.max_tokens, 1 + (self.num_logprobs or 0)
-        return each * self.n * sum(min(len(ids) + most, max(len(ids), self.max_model_len)) for ids in self.token_ids)
+        """How many tokens it may have, including prompts. Each likely token that is returned with one of them counts as
+        another: it takes as much memory, and longer to format."""
+        each, of_prompt = (1 + (count or 0) for count in (self.num_logprobs, self.num_prompt_logprobs))
+        lengths = [(len(ids), max(0, self.max_model_len - len(ids))) for ids in self.token_ids]
+        return self.n * sum(of_prompt * num + each * min(self.params.max_tokens, room) for num, room in lengths)
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As `num_logprobs`, for the tokens of prompts. Before stage 4 there are none."""
+        return getattr(self.params, "prompt_logprobs", None)
 
 
 def completion_job(served: Served, body: dict) -> Job:

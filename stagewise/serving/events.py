@@ -11,8 +11,10 @@ from starlette.types import Receive, Scope, Send
 from .. import strict_json
 from ..openai.errors import APIError
 from ..openai.job import Job
+from .lanes import SMALL
 from .service import Run, Service
 
+AT_ONCE = 16  # items of a list that become JSON in one piece
 DONE = b"data: [DONE]\n\n"
 
 
@@ -21,10 +23,25 @@ def to_json(content: Any) -> bytes:
     return strict_json.to_json(content, ascii=True).encode()
 
 
-def with_choices(answer: dict) -> bytes:
-    """The JSON of an answer whose choices are JSON already."""
-    around = to_json({**answer, "choices": []})
-    return around.replace(b'"choices": []', b'"choices": [' + b", ".join(answer["choices"]) + b"]", 1)
+def in_pieces(content: Any, depth: int = 2) -> bytes:
+    """The same, but its lists a few items at a time: nothing else in Python runs while json makes a piece."""
+    if isinstance(content, dict) and depth:
+        return b"{" + b", ".join(to_json(k) + b": " + in_pieces(v, depth - 1) for k, v in content.items()) + b"}"
+    if isinstance(content, list):
+        pieces = (to_json(content[i : i + AT_ONCE])[1:-1] for i in range(0, len(content), AT_ONCE))
+        return b"[" + b", ".join(pieces) + b"]"
+    return to_json(content)
+
+
+def choice_json(choice: dict) -> bytes:
+    """A choice in the list of choices."""
+    return (b", " if choice["index"] else b"") + in_pieces(choice)
+
+
+def with_choices(answer: dict) -> list[bytes]:
+    """The JSON of an answer whose choices are JSON already, in parts."""
+    before, between, after = to_json({**answer, "choices": []}).partition(b'"choices": []')
+    return [before + between[:-1], *answer["choices"], between[-1:] + after]
 
 
 def event(content: dict, kind: str = "") -> bytes:
@@ -82,8 +99,17 @@ class Answer:
             if self.job.fields["stream"]:
                 await self._stream(run, send)
             else:
-                answer = await self.service.whole(run, to_json)
-                await Response(with_choices(answer), media_type="application/json")(scope, receive, send)
+                await self._whole(run, send)
+
+    async def _whole(self, run: Run, send: Send) -> None:
+        answer = await self.service.whole(run, choice_json)
+        parts = await self.service.aside(run.prompt_size(0), lambda: with_choices(answer))
+        size = sum(map(len, parts))
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(size).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for part in [b"".join(parts)] if size <= SMALL else parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _stream(self, run: Run, send: Send) -> None:
         async def write(body: bytes, more: bool = True) -> None:
@@ -92,9 +118,9 @@ class Answer:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            async with contextlib.aclosing(self.service.chunks(run)) as chunks:
+            async with contextlib.aclosing(self.service.chunks(run, event)) as chunks:
                 async for chunk in chunks:
-                    await write(event(chunk))
+                    await write(chunk)
         except APIError as error:  # too late for a status
             await write(event(error.to_dict()))
         await write(DONE, more=False)

@@ -9,7 +9,7 @@ import functools
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -41,7 +41,7 @@ class Run:
         self.id = f"{'chatcmpl' if job.chat else 'cmpl'}-{job.fields['request_id'] or uuid.uuid4().hex}"
         self.created = int(time.time())
         self.finish_reasons: list[str] = []
-        self.prompt_logprobs: dict[int, list | None] = {}  # of each prompt; they come with its first event
+        self.prompt_logprobs: dict[int, Sequence | None] = {}  # of each prompt; they come with its first event
         self._num_cached: dict[int, int] = {}  # of each prompt, from stage 5 on
         self._news: asyncio.Queue = asyncio.Queue()  # holds no more than the tokens of this job
         self._tasks: list[asyncio.Task] = []
@@ -125,10 +125,9 @@ class Run:
         is_restricted = self.job.params.logits_processors or self.job.params.min_tokens
         return APIError(400 if is_restricted else 500, message, code="generation_failed")
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The pieces of all choices, as they come."""
-        job, unfinished = self.job, len(self._tasks)
-        wordings: dict[int, Wording] = {}
+    async def events(self) -> AsyncGenerator[tuple[int, Any], None]:
+        """(choice, event) of all choices, as they come."""
+        unfinished = len(self._tasks)
         while unfinished:
             news = await self._news.get()
             if isinstance(news, asyncio.Task):
@@ -139,19 +138,26 @@ class Run:
             if event.finish_reason == "error":
                 raise self._failure(event.stop_reason)
             self.prompt_logprobs.setdefault(i, event.prompt_logprobs)
-            if index not in wordings:
-                wordings[index] = Wording(self.service, job, i, index)
             self.num_output_tokens += len(event.token_ids)
             if self.service.stage.number >= 5:
                 self._num_cached[i] = event.num_cached_tokens
             if event.finish_reason is not None:
                 self.finish_reasons.append(event.finish_reason)
-            wording, logprobs = wordings[index], self.prompt_logprobs[i]
-            if job.echo and logprobs and not wording.begun:  # all of the prompt at once
-                size = self.size(len(wording.token_ids))
-                yield await self.service.aside(size, functools.partial(wording.piece, event, logprobs))
-            else:
-                yield wording.piece(event, logprobs)
+            yield index, event
+
+    def wording(self, index: int) -> Wording:
+        return Wording(self.service, self.job, index // self.job.n, index)
+
+    def piece(self, wording: Wording, event: Any) -> Piece:
+        return wording.piece(event, self.prompt_logprobs[wording.index // self.job.n])
+
+    def choice(self, index: int, events: list[Any]) -> dict:
+        """A whole choice."""
+        wording, whole = self.wording(index), Piece(index)
+        for event in events:
+            whole.add(self.piece(wording, event))
+        more = {} if self.job.chat else self.of_prompt(index // self.job.n)
+        return {**choice_of(self.job, whole), **more}
 
     def usage(self) -> dict:
         """Counts of tokens so far."""
@@ -166,9 +172,17 @@ class Run:
     def of_prompt(self, i: int) -> dict:
         return of_prompt(self.job, i, self.prompt_logprobs.get(i))
 
-    def size(self, num_tokens: int) -> int:
-        """Roughly how many bytes of JSON `num_tokens` tokens take, with their log-probabilities."""
-        return TOKEN_BYTES * num_tokens * (1 + (self.job.num_logprobs or 0))
+    def size(self, index: int, events: list[Any]) -> int:
+        """Roughly how many bytes of JSON the events of a choice take."""
+        job, size = self.job, sum(len(event.text) for event in events)
+        if job.num_logprobs is not None:
+            size += TOKEN_BYTES * (1 + job.num_logprobs) * sum(len(event.token_ids) for event in events)
+        return size + self.prompt_size(index // job.n)
+
+    def prompt_size(self, i: int) -> int:
+        """The same for the log-probabilities of a prompt."""
+        count = self.job.num_prompt_logprobs
+        return 0 if count is None else PROMPT_TOKEN_BYTES * (1 + count) * len(self.job.token_ids[i])
 
 
 @dataclass(eq=False)
@@ -262,17 +276,16 @@ class Service(Served):
 
     async def whole(self, run: Run, form: Callable[[dict], Any] = lambda choice: choice) -> dict:
         """The answer to a job that does not stream, with `form` applied to each choice. Choices are built one at a
-        time, so that neither smaller answers nor the server's shutdown wait for all of them."""
-        made, job, choices = [], run.job, [Piece(i) for i in range(run.job.num_choices)]
-        async for piece in run.pieces():
-            choices[piece.index].add(piece)
-        for choice in choices:
-            size, i = len(choice.text) + run.size(len(choice.tokens)), choice.index // job.n
-            if "prompt_logprobs" in job.fields:
-                size += PROMPT_TOKEN_BYTES * len(job.token_ids[i]) * (1 + job.params.prompt_logprobs)
-            more = {} if job.chat else run.of_prompt(i)
-            made.append(await self.aside(size, lambda one=choice, m=more: form({**choice_of(job, one), **m})))
-        return {**run.answer(made), "usage": run.usage(), **(run.of_prompt(0) if job.chat else {})}
+        time, so that neither smaller answers nor the server's shutdown wait for all of them, and each one's tokens and
+        log-probabilities become objects only while it is built."""
+        events: list[list[Any]] = [[] for _ in range(run.job.num_choices)]
+        async for index, event in run.events():
+            events[index].append(event)
+        made = []
+        for i, own in enumerate(events):
+            made.append(await self.aside(run.size(i, own), lambda i=i, own=own: form(run.choice(i, own))))
+        more = await self.aside(run.prompt_size(0), lambda: run.of_prompt(0)) if run.job.chat else {}
+        return {**run.answer(made), "usage": run.usage(), **more}
 
     async def aside(self, size: int, work: Callable[[], T]) -> T:
         """The result of `work`, done in a lane if it makes so much JSON that others would have to wait."""
@@ -281,22 +294,34 @@ class Service(Served):
         await asyncio.sleep(0)
         return work()
 
-    async def chunks(self, run: Run) -> AsyncGenerator[dict, None]:
-        """The answer to a job that streams: a chunk for each step of each choice, even if it has no text yet."""
-        job, begun, readers = run.job, set(), defaultdict(lambda: run.job.tools and CallReader(run.job.tools))
+    async def chunks(self, run: Run, form: Callable[[dict], Any] = lambda chunk: chunk) -> AsyncGenerator[Any, None]:
+        """The answer to a job that streams, with `form` applied to each chunk: one for each step of each choice, even
+        if it has no text yet."""
+        job, readers = run.job, defaultdict(lambda: run.job.tools and CallReader(run.job.tools))
         counted = job.stream_options["include_usage"]
         in_chunks = counted and job.stream_options["continuous_usage_stats"]
         more: dict[str, Any] = {"usage": run.usage() if in_chunks else None} if counted else {}
-        async with contextlib.aclosing(run.pieces()) as pieces:
-            async for piece in pieces:
-                told = piece.index not in begun and job.fields["return_token_ids"]
-                prompt = {"prompt_token_ids": job.token_ids[piece.index // job.n]} if told else {}
-                if job.chat and piece.index not in begun:
-                    yield {**run.answer([greeting(piece.index)], chunk=True), **prompt, **more}
-                begun.add(piece.index)
+        wordings: dict[int, Wording] = {}
+
+        def chunk(index: int, event: Any, prompt: dict) -> Any:
+            piece = run.piece(wordings[index], event)
+            choice = choice_of(job, piece, chunk=True, reader=readers[index])
+            return form({**run.answer([choice if job.chat else {**choice, **prompt}], chunk=True), **more})
+
+        async with contextlib.aclosing(run.events()) as events:
+            async for index, event in events:
+                is_first = index not in wordings
+                told = is_first and job.fields["return_token_ids"]
+                prompt = {"prompt_token_ids": job.token_ids[index // job.n]} if told else {}
+                if is_first:
+                    wordings[index] = run.wording(index)
+                    if job.chat:
+                        yield form({**run.answer([greeting(index)], chunk=True), **prompt, **more})
                 if in_chunks:
                     more["usage"] = run.usage()
-                choice = choice_of(job, piece, chunk=True, reader=readers[piece.index])
-                yield {**run.answer([choice if job.chat else {**choice, **prompt}], chunk=True), **more}
+                if is_first and job.echo:  # all of the prompt at once
+                    yield await self.aside(run.size(index, [event]), functools.partial(chunk, index, event, prompt))
+                else:
+                    yield chunk(index, event, prompt)
         if counted:
-            yield {**run.answer([], chunk=True), "usage": run.usage()}
+            yield form({**run.answer([], chunk=True), "usage": run.usage()})
