@@ -17,7 +17,8 @@ from bench.run import rounded
 from bench.workloads import make_workload
 from stage05_paged.block_manager import BlockManager
 from stage05_paged.policies import POLICIES
-from stage05_paged.scheduler import AHEAD, Scheduler
+from stage05_paged.scheduler import AHEAD, SCORED, Scheduler
+from stage05_paged.support.scoring import PromptLogprobs
 from tests.adapter import ROOT, STAGES, random_prompts
 from tools.engines import traced
 
@@ -263,6 +264,20 @@ def test_under_fair_nobody_is_preempted_for_want_of_tokens(num_tokens, left):
     newcomer = run.add(1)
     run.go(2)
     assert (newcomer in run.admitted, run.preempted) == (bool(left), [(2, last)] * left)
+    run.finish()
+
+
+def test_under_fair_a_scored_prompt_leaves_for_who_ranks_before_it():
+    """It has fewer tokens left than fit into a step, but counts as many more."""
+    run = Run(60, "fair", budget=8 * SCORED)
+    scored = run.add(25, max_tokens=1, num_ahead=1)
+    scored.prompt_logprobs = PromptLogprobs(100, 1, 0, scored.tokenizer)
+    run.go(5)
+    assert scored.num_computed_tokens == 5 * 8
+    newcomer = run.add(1, max_tokens=1)
+    run.go()
+    assert newcomer.finished
+    assert run.preempted == [(5, scored)]
     run.finish()
 
 
