@@ -105,6 +105,9 @@ SEARCH_ALL = """        request = batch.request
 UNVERIFIED = """            guesses = [batch.drafts.get(request, [])[:1] for request in batch.ready]
             tokens = [(*guess, token[1]) if guess else token for guess, token in zip(guesses, tokens, strict=True)]
             updated += self.commit("""
+TOP_K = "    if params.top_k > 0:\n        scores = keep_top_k(scores, params.top_k)\n"
+TOP_P = "    if params.top_p < 1:\n        weights = keep_top_p(weights, params.top_p)\n"
+MIN_P = "    if params.min_p > 0:\n        weights = keep_min_p(weights, params.min_p)\n"
 MISTAKES = [
     Mistake("erf GELU", 1, 1, "GPT-2's GELU is the tanh form", [("model.py", 'F.gelu(x, approximate="tanh")', "F.gelu(x)")]),
     Mistake("no causal mask", 1, 1, "the causal mask is missing", [("model.py", "visible = positions <= positions[:, None]", "visible = positions >= 0 * positions[:, None]")]),
@@ -217,6 +220,30 @@ MISTAKES = [
     Mistake("more than p", 1, 1, "the others are dropped", [("sampler.py", "(descending.cumsum(dim=-1) < p * total)", "(descending.cumsum(dim=-1) <= p * total)")]),
     Mistake("an error that is lost", 1, 1, "and `sample` returns it", [("sampler.py", "        return error\n", "        return None\n")]),
     Mistake("the end token is never ignored", 1, 1, "is an ordinary token", [("request.py", "if token_id in self.eos_token_ids and not self.params.ignore_eos:", "if token_id in self.eos_token_ids:")]),
+    Mistake("min-p before top-p", 1, 1, "top_p comes before min_p", [("sampler.py", TOP_P + MIN_P, MIN_P + TOP_P)]),
+    Mistake("top-k after top-p", 1, 1, "top_k comes before top_p", [("sampler.py", TOP_K, ""), ("sampler.py", TOP_P, TOP_P + "    if params.top_k > 0:\n        weights = keep_top_k(weights.log(), params.top_k).exp()\n")]),
+    Mistake("log-probabilities after the penalties", 1, 1, "before penalties and temperature", [("sampler.py", "raw_logprobs(logits, token_id", "raw_logprobs(penalize(logits, request), token_id")]),
+    Mistake("log-probabilities after the temperature", 1, 1, "before penalties and temperature", [("sampler.py", "raw_logprobs(logits, token_id", "raw_logprobs(logits / (request.params.temperature or 1), token_id")]),
+    Mistake("columns are copied", 3, 3, "views without a copy", [("kv_cache.py", "return keys, values", "return keys.clone(), values.clone()")]),
+    Mistake("values are copied", 3, 3, "views without a copy", [("kv_cache.py", "return keys, values", "return keys, values.clone()")]),
+    Mistake("the highest priority number first", 4, 4, "the lowest number first", [("scheduler.py", "request.rank = policy_rank", "request.rank = -policy_rank")]),
+    Mistake("all are ranked by arrival", 4, 4, "the lowest number first", [("scheduler.py", "policy_rank(self.policy, request, self.num_steps)", "0")]),
+    Mistake("who is preempted goes to the end of the queue", 5, 5, "keeps its rank", [("scheduler.py", "        request.reset_to_waiting()\n", "        request.reset_to_waiting()\n        request.rank = None\n")]),
+    Mistake("the last admitted is preempted", 5, 5, "the last in rank", [("scheduler.py", "max(self.running, key=lambda request: request.rank))", "self.running[-1])")]),
+    Mistake("blocks in the order of admission", 5, 5, "the last in rank", [
+        ("scheduler.py", "max(self.running, key=lambda request: request.rank))", "self.running[-1])"),
+        ("scheduler.py", "in sorted(growing, key=lambda request: request.rank):", "in growing:"),
+    ]),
+    Mistake("blocks are freed from the front", 5, 6, "the last one first", [("block_manager.py", "reversed(self._tables.pop(sequence).blocks)", "self._tables.pop(sequence).blocks")]),
+    Mistake("a prefix id is its block's number", 5, 6, "never used again", [("block_manager.py", "= block, self._next_prefix_id", "= block, block + 1")]),
+    Mistake("another prompt's keys", 5, 6, "never used again", [
+        ("block_manager.py", "reversed(self._tables.pop(sequence).blocks)", "self._tables.pop(sequence).blocks"),
+        ("block_manager.py", "= block, self._next_prefix_id", "= block, block + 1"),
+    ]),
+    Mistake("cached tokens are counted again", 5, 6, "the first time", [("scheduler.py", "            request.num_cached_tokens = request", "        request.num_cached_tokens = request")]),
+    Mistake("no matches of four tokens", 7, 7, "the longest match counts", [("drafters.py", "range(self.longest, self.shortest - 1, -1)", "range(self.longest - 1, self.shortest - 1, -1)")]),
+    Mistake("matches of a single token", 7, 7, "at least `shortest`", [("drafters.py", "longest, shortest = 4, 2", "longest, shortest = 4, 1")]),
+    Mistake("small numbers become 0", 8, 8, "a row of small numbers", [("quantize.py", "keepdim=True) / LARGEST", "keepdim=True).clamp_min(1e-5) / LARGEST")]),
 ]  # fmt: skip
 FOUND_EARLIER = (  # by a milestone whose engine of the learner's could not make the mistake
     "a bad request is found in the step",
@@ -244,6 +271,29 @@ def test_the_milestones_before_a_mistake_pass(mistake, tmp_path):
     if mistake.name in FOUND_EARLIER or mistake.stage >= 7:  # which guesses by default
         pytest.skip("an earlier milestone finds it, in another way")
     assert told(mistake.make(tmp_path), list(range(1, mistake.milestone))) == []
+
+
+# Right engines of other styles: (name, stage and milestone, edits)
+RIGHT = [
+    ("an ended row is only padding", 2, 2, [
+        ("batch.py", "sequences = [request.token_ids for", "sequences = [[] if request.finished else request.token_ids for"),
+        ("batch.py", "n_seq = max(map(len, sequences))", "n_seq = max(len(request.token_ids) for request in requests)"),
+    ]),
+    ("a batch is as wide as its live rows", 2, 2, [("batch.py", "sequences = [request.token_ids for", "sequences = [[] if request.finished else request.token_ids for")]),
+    ("a prefill is what has no output", 3, 3, [("batch.py", "is_prefill=cache.length == 0", "is_prefill=not any(request.output_token_ids for request in requests)")]),
+    ("blocks in the order of admission, and none overtakes", 5, 5, [
+        ("scheduler.py", "in sorted(growing, key=lambda request: request.rank):", "in growing:"),  # the same are preempted
+        ("scheduler.py", "return is_near and", "return False and"),
+    ]),
+    ("a fork looks its prefix ids up again", 5, 6, [("block_manager.py", "_Table(list(table.blocks), list(table.prefix_ids))", "_Table(list(table.blocks))")]),
+    ("no limit of guesses but the output's", 7, 7, [("speculator.py", "min(request.max_tokens - len(request.output_token_ids) - 1, MAX_DRAFTS)", "request.max_tokens - len(request.output_token_ids) - 1")]),
+    ("the scale of zeros is 1", 8, 8, [("quantize.py", "    per_unit = torch.where(scale > 0, 1 / scale, 0)", "    scale = torch.where(scale > 0, scale, 1.0)\n    per_unit = 1 / scale")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "stage", "milestone", "edits"), RIGHT, ids=[name for name, *_ in RIGHT])
+def test_another_right_engine_passes(name, stage, milestone, edits, tmp_path):
+    assert told(Mistake(name, stage, milestone, "", edits).make(tmp_path), [milestone]) == []
 
 
 # (a stage, a milestone, what checks the verb, and an edit of a file that only this verb needs to notice)
@@ -283,6 +333,11 @@ def test_a_verb_is_checked_by_itself(verb, tmp_path):
     assert "case:" in message
 
 
+CUT = """            draft = self.truncate_at_eos(request, draft[: counts[request]])[:left]
+            if draft := draft[: self.block_manager.extend(request, len(draft))]:
+"""
+CUT_AT_END = "            draft = self.truncate_at_eos(request, draft[: counts[request]])\n"
+TAKEN = "            room = self.block_manager.extend(request, len(draft))\n"
 # (what checks the verb of stage 7, module, text of it, what stands there instead, what is told)
 OF_SPECULATION = [
     ("check_ahead", "block_manager", "while len(blocks) < self.num_needed(end) and", "if len(blocks) < self.num_needed(end) and", "several blocks may be needed"),
@@ -294,6 +349,8 @@ OF_SPECULATION = [
     ("check_drafts", "speculator", "if row.ready and row.request", "if row.request", "C's row is not ready"),
     ("check_drafts", "speculator", "if row.ready and row.request.output_token_ids", "if row.ready", "B has no output yet"),
     ("check_drafts", "speculator", "self.block_manager.extend(request, len(draft))]", "self.block_manager.extend(request, len(draft)) + 4]", "is room"),
+    ("check_drafts", "speculator", CUT, TAKEN + CUT.replace("self.block_manager.extend(request, len(draft))", "room"), "only for guesses that go through"),
+    ("check_drafts", "speculator", CUT, CUT_AT_END + TAKEN + CUT.replace("self.block_manager.extend(request, len(draft))", "room"), "only for guesses that go through"),
     ("check_stepped", "engine", "return list(dict.fromkeys(updated))", "return updated", "each request once"),
     ("check_stepped", "engine", "self.speculator.update(drafts, updated).items()", "{}.items()", "frees the blocks of rejected guesses"),
     ("check_stepped", "engine", "self.speculator.update(drafts, updated)", "self.speculator.update(drafts, list(dict.fromkeys(updated)))", "each as many times as it got one"),

@@ -29,6 +29,14 @@ def check_logprobs(lab: Lab) -> None:
     known = {said: [[float(logits[said].log_softmax(-1).max())] for logits in mistakes] for said in mistakes[0]}
     expected = [result.logprobs for result in lab.expected(prompts, greedy(1, logprobs=1))]
     expect(case, got, expected, known, tolerance=3e-5)
+    prompt, settings = prompts[2], seeded(4, 5, temperature=0.5, repetition_penalty=2.0, logprobs=1)
+    if lab.has("repetition_penalty", 2.0):
+        case = "a prompt of 9 tokens, temperature 0.5, repetition_penalty 2: the log-probabilities of four tokens"
+        result = lab.run(case, [prompt], settings)[0]
+        ids = result.token_ids
+        right = [float(network.logits(prompt + ids[:t]).log_softmax(-1)[ids[t]]) for t in range(len(ids))]
+        likely = "they are the model's own, before penalties and temperature"
+        expect(case, result.logprobs, right, tolerance=1e-3, likely=likely)
 
 
 def check_greedy(lab: Lab) -> None:

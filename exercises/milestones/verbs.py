@@ -134,6 +134,8 @@ def check_one_draw(lab: Lab) -> None:
             "keep tokens at least p times as likely as the best",
         ),
         (equal, "four equal logits", {"temperature": 1.0, "top_p": 0.5}, "two of them reach p: the others are dropped"),
+        (random, "random logits", {"temperature": 1.0, "top_k": 20, "top_p": 0.3}, "top_k comes before top_p"),
+        (random, "random logits", {"temperature": 1.0, "top_p": 0.7, "min_p": 0.1}, "top_p comes before min_p"),
     ):
         case = f"sample, {what}, {settings}, seed 5, 0 to 39 tokens of output so far: the tokens"
         with lab.case(case):
@@ -244,7 +246,7 @@ def check_rows_batch(lab: Lab) -> None:
         counts = batch.num_tokens, batch.num_padding_tokens
     likely = "rows are padded on the right: then a short row's last column is padding"
     expect(f"{case}: the second row's own tokens", got[0][1][2:], list(PROMPTS[1]), likely=likely)
-    expect(f"{case}: num_padding", got[1], [0, 2, 1])
+    expect(f"{case}: num_padding of the live rows", got[1][:2], [0, 2])
     expect(f"{case}: live_rows", list(batch.live_rows), [0, 1], {"a row that has ended is not live": [0, 1, 2]})
     said = {"padding is everything that goes through the model in vain, including rows that have ended": (6, 3)}
     expect(f"{case}: num_tokens, num_padding_tokens", counts, (6, 6), said)
@@ -293,6 +295,11 @@ def check_cache(lab: Lab) -> None:
     expect(f"{case}: keys", keys.tolist(), expected[0].tolist())
     expect(f"{case}: values", values.tolist(), expected[1].tolist())
     expect(f"{case}: length", cache.length, 3, {"the model moves it, after all layers have written": 4})
+    with lab.case(case := f"{case}, and then another in the place of that one"):
+        cache.update(1, *second + 1)
+    got, right = [keys[:, :, 3].tolist(), values[:, :, 3].tolist()], (second + 1)[:, :, :, 0].tolist()
+    likely = "return views without a copy: they see what is written"
+    expect(f"{case}: keys and values that were returned before", got, right, likely=likely)
     with lab.case("bytes_per_token"):
         got = part(lab, "kv_cache", "bytes_per_token")(3, 48, torch.float32)
     expect("bytes_per_token, 3 layers of width 48 in float32", got, 1152, {"a key and a value": 576})
@@ -476,6 +483,13 @@ def check_admission(lab: Lab) -> None:
     expect(f"{case}: A is removed, and comes back: the next step", come, ["B"], likely="A's new rank is after B's")
     same = a.first_scheduled_time == first
     require(same, f"{case}: A comes back: first_scheduled_time", "the first", "a later one", "it stays the same")
+    with lab.case(case := "policy priority; A has priority 1, and B, which comes later, 0: the only slot goes to"):
+        scheduler, a, b = kind(1, 6, policy="priority"), request(lab, PROMPTS[0]), request(lab, PROMPTS[1])
+        a.priority = 1
+        for one in (a, b):
+            scheduler.add(one)
+        got = ["A" if one is a else "B" for one, *_ in scheduler.schedule()]
+    expect(case, got, ["B"], likely="a rank begins with `policy_rank`: the lowest number first")
     with lab.case(case := "abort A, which waits, and B, which has ended with the reason stop"):
         engine, a, b = copy.copy(engine_of(lab)), request(lab, PROMPTS[0]), request(lab, PROMPTS[1])
         engine.scheduler = kind(1, 6)
@@ -576,31 +590,36 @@ def check_block_schedule(lab: Lab) -> None:
     kept = b.num_computed_tokens, len(b.output_token_ids)
     expect(f"{case}: B's computed tokens then, and its output", kept, (0, 3))
     expect(f"{case}: num_preempted", scheduler.pop_preemptions(), 1, likely="B was preempted once")
-    case = "two prompts of 4 tokens, two blocks of 4: both need another block in the same step"
+    case = "A and B have 4 tokens, C 2, two blocks of 4: A and B need another block in the same step"
     with lab.case(case):
         manager = manager_of(lab, 2, enable_prefix_caching=False)
         scheduler = part(lab, "scheduler", "Scheduler")(manager, 4, 16)
-        a, b = request(lab, range(1, 5)), request(lab, range(5, 9))
-        names = {a: "A", b: "B"}
-        for one in (a, b):
-            scheduler.add(one)
-        for one, count, _ in scheduler.schedule():
-            one.num_computed_tokens += count
-            one.output_token_ids.append(11)
+        a, b, _ = names = queued(lab, scheduler, (4, 4, 2))
+        stepped(scheduler, names)
         first = b.first_scheduled_time
-        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+        rows = scheduled(scheduler, names)
         manager.check_integrity()
     expect(f"{case}: whether B was admitted", isinstance(first, float), True, likely="a block is free for each of them")
     likely = "B gives its block to A, and needs none until it runs again"
     expect(f"{case}: rows of the second step", rows, [("A", 1)], likely=likely)
     with lab.case(f"{case}; A is removed, and B comes back"):
         scheduler.remove(a)
-        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
-    expect(
-        f"{case}; A is removed: rows of the next step", rows, [("B", 5)], likely="prompt and output are computed again"
-    )
+        rows = scheduled(scheduler, names)
+    said = {"a preempted request keeps its rank: B comes before C": [("C", 2)]}
+    likely = "prompt and output are computed again"
+    expect(f"{case}; A is removed: rows of the next step", rows, [("B", 5)], said, likely=likely)
     same = b.first_scheduled_time == first
     require(same, f"{case}; B comes back: first_scheduled_time", "the first", "a later one", "it stays as it was")
+    case = "two blocks of 4; A (3 tokens) runs, B (4), which ranks before A, joins, then both need another block"
+    with lab.case(case):
+        scheduler = part(lab, "scheduler", "Scheduler")(manager_of(lab, 2, enable_prefix_caching=False), 4, 16)
+        (a,) = names = queued(lab, scheduler, (3,))
+        rows, b = [stepped(scheduler, names)], request(lab, range(1, 5))
+        b.rank, names[b] = (a.rank[0], a.rank[1] - 1), "B"
+        scheduler.add(b)
+        rows += [stepped(scheduler, names) for _ in range(2)]
+    likely = "the last in rank is preempted, not the last that joined"
+    expect(f"{case}: rows of three steps", rows, [[("A", 3)], [("A", 1), ("B", 4)], [("B", 1)]], likely=likely)
 
 
 def check_block_admission(lab: Lab) -> None:
@@ -828,20 +847,40 @@ def check_found(lab: Lab) -> None:
         found, blocks = manager.allocate(c), [list(manager.block_table(one)[:2]) for one in (a, c)]
     likely = "B's blocks are duplicates: the one entered first stays"
     expect(f"{case}: found for these and one more, and its blocks", (found, blocks[1]), (8, blocks[0]), likely=likely)
-    case = "five blocks; A had two that are entered, and B one that is not; C takes three and leaves"
+    case = "A has 1 2 3 4, B the same and 5 6 7 8; both are entered, A leaves, and C gets its block, for 9 9 9 9"
+    with lab.case(case):
+        manager, a, b = manager_of(lab, 5), request(lab, range(1, 5)), request(lab, range(1, 9))
+        c, others = request(lab, [9] * 4), request(lab, range(60, 68))
+        for one in (a, b, others):
+            manager.allocate(one)
+        for one in (a, b):
+            manager.cache_full_blocks(one, len(one.prompt_token_ids))
+        manager.free(a)
+        manager.allocate(c)
+        manager.cache_full_blocks(c, 4)
+        manager.free(others)
+        found = manager.allocate(request(lab, [9, 9, 9, 9, 5, 6, 7, 8, 1]))
+        manager.check_integrity()
+    likely = "B's 5 6 7 8 comes after 1 2 3 4: a prefix id is never used again"
+    expect(f"{case}: found for 9 9 9 9 5 6 7 8 1", found, 4, {likely: 8})
+    case = "five blocks; A had two that are entered, and B one that is not; C takes three and leaves, later four"
     with lab.case(case):
         manager = manager_of(lab, 5)
-        a, b, c = request(lab, range(1, 9)), request(lab, [50, 51]), request(lab, range(60, 72))
+        a, b, found = request(lab, range(1, 9)), request(lab, [50, 51]), []
         for one in (a, b):
             manager.allocate(one)
         manager.cache_full_blocks(a, 8)
         for one in (a, b):
             manager.free(one)
-        manager.allocate(c)
-        manager.free(c)
-        found = manager.allocate(request(lab, range(1, 10)))
+        for c in (request(lab, range(60, 72)), request(lab, range(60, 76))):
+            manager.allocate(c)
+            manager.free(c)
+            again = request(lab, range(1, 10))
+            found.append(manager.allocate(again))
+            manager.free(again)
+    said = {"`free` gives back the last one first: a first block stays longest": [8, 0]}
     likely = "free blocks that are not in the cache are taken first"
-    expect(f"{case}: found for A's tokens", found, 8, likely=likely)
+    expect(f"{case}: found for A's tokens, each time", found, [8, 4], said, likely=likely)
     case = "A has 10 tokens and is forked; then A gets 9 9 and the fork 8 8, and both are entered"
     with lab.case(case):
         manager, a, child = manager_of(lab, 20), request(lab, range(1, 11)), request(lab, range(1, 11))
@@ -870,6 +909,13 @@ def check_found(lab: Lab) -> None:
         counts.append(manager.num_blocks_to_allocate(b))
     likely = "one is new; found blocks count if no request holds them, because they are free"
     expect(f"{case}: while A runs, and after it has left", counts, [1, 3], likely=likely)
+    with lab.case(case := "A (6 tokens) is preempted, and comes back: num_cached_tokens"):
+        scheduler = part(lab, "scheduler", "Scheduler")(manager_of(lab, 4), 4, 16)
+        (a,) = names = queued(lab, scheduler, (6,))
+        stepped(scheduler, names)
+        scheduler.preempt(a)
+        stepped(scheduler, names)
+    expect(case, a.num_cached_tokens, 0, likely="it is what was found the first time")
 
 
 # --- 7. Speculation ---------------------------------------------------------------------------------------------------
@@ -880,6 +926,8 @@ def check_look_up(lab: Lab) -> None:
     cases = (
         ([1, 2, 3, 4, 5], [1, 2, 3], [4, 5], "the last tokens occurred before: guess what followed them"),
         ([1, 2, 3, 7, 9, 2, 3, 8], [1, 2, 3], [7, 9], "the longest match counts, 1 2 3 and not 2 3"),
+        ([1, 2, 3, 4, 7, 8, 2, 3, 4, 9], [1, 2, 3, 4], [7, 8], "the longest match counts, 1 2 3 4 and not 2 3 4"),
+        ([5, 1, 7, 8], [2, 1], [], "a match has at least `shortest` tokens"),
         ([1, 2, 7, 1, 2, 8], [1, 2], [8, 1], "of equally long matches the latest counts"),
         ([5, 6, 5, 6], [5, 6], [5, 6], "the end of the sequence is not an earlier occurrence"),
         ([1, 2, 3], [4], [], "nothing occurred before, so there is no guess"),
@@ -1030,15 +1078,18 @@ def check_drafts(lab: Lab) -> None:
         case = f"A and D bring a token each, in a step of {budget}: rows with the drafts"
         made = 2 + sum(map(len, drafted(case, guesses, two, budget)[1].values()))
         require(made <= budget, case, f"at most {budget}", made, "guesses count toward the step's budget too")
+    taken = "take blocks only for guesses that go through the model: cut the draft before you ask `extend`"
+    expect(f"{case}: free blocks of 20", speculator.block_manager.num_free, 17, likely=taken)
     for says, left, likely in (
         ([11, END, 12], [11], "nothing follows the end token, and the row before it gives it without a guess"),
-        ([END, 11, 12], [], "nothing follows the end token, and the row before it gives it without a guess"),
+        ([END, 11, 12, 13], [], "nothing follows the end token, and the row before it gives it without a guess"),
         ([11, SIZES["vocab_size"], 12], [11], "the drafter guessed a token that is not in the vocabulary"),
         ([-1, 11], [], "the drafter guessed a token that is not in the vocabulary"),
         ([11, 0, 12], [11, 0, 12], "0 is an ordinary token"),
     ):
         case = f"the drafter guesses {says} for A"
         expect(f"{case}: the drafts", drafted(case, says, two[:1])[1], {"A": left} if left else {}, likely=likely)
+        expect(f"{case}: free blocks of 20", speculator.block_manager.num_free, 18, likely=taken)
     case = "A has 5 tokens in two blocks of 4, and there are no more blocks"
     likely = "a guess needs a place for its keys: `extend` says how many there is room for"
     expect(f"{case}: the drafts", drafted(case, guesses, two[:1], blocks=2)[1], {"A": guesses[:3]}, likely=likely)
@@ -1115,6 +1166,10 @@ def check_quantize(lab: Lab) -> None:
         integers, scale = quantize(FLOATS[:1].bfloat16())
     expect(f"{case}: integers", integers, torch.tensor(WHOLE[:1], dtype=torch.int8))
     expect(f"{case}: scales", scale, torch.tensor([[0.25]]), likely="everything is computed in float32")
+    with lab.case(case := "quantize, a row of numbers up to 2e-6"):
+        integers, scale = quantize(FLOATS[:1] * 2.0**-24)
+    likely = "a row of small numbers has a small scale"
+    expect(f"{case}: integers", integers, torch.tensor(WHOLE[:1], dtype=torch.int8), likely=likely)
     case = "quantize, a row of zeros and another"
     with lab.case(case):
         integers, scale = quantize(torch.stack([torch.zeros(4), FLOATS[0]]))
