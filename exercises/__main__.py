@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from stagewise.console import reason
 
-from . import predict
+from . import child, predict
 from .catalogue import Exercise, Grade, exercises, grade, prepare_streams, progress, read_progress
 
 
@@ -53,9 +53,10 @@ def check(numbers: list[str]) -> int:
         failed += result.state != "passed"
         try:
             with progress(number) as record:
-                if record.get("state") != "passed":  # a passed exercise may be tried again
+                graded = result.state != "not checked"
+                if graded and record.get("state") != "passed":  # a passed exercise may be tried again
                     record["state"] = result.state
-                record["attempts"] = record.get("attempts", 0) + (result.state != "not started")
+                record["attempts"] = record.get("attempts", 0) + (graded and result.state != "not started")
         finally:  # printed even if it can't be recorded
             tell(exercise, result)
     return 1 if failed else 0
@@ -168,6 +169,9 @@ def guarded(command: Callable[[], int]) -> int:
         return 1
     except (ValueError, OSError) as error:
         print(f"exercises: {reason(error)}", file=sys.stderr)
+        return 2
+    except child.CheckFailed as error:
+        print(f"exercises: the check itself failed: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -20,7 +20,7 @@ from typing import Any
 
 from . import child, examples
 from .examples import Example
-from .grading import Wrong, at_line, raised_at, told, where
+from .grading import Wrong, at_line, lines_in, of_machine, raised_at, spots_of, told, where
 from .judge import Answer
 
 try:
@@ -109,8 +109,8 @@ def load(path: Path) -> ModuleType:
 
 @dataclass(frozen=True)
 class Grade:
-    """`state` is "passed", "failing" or "not started"; `message` explains; `test` is the first one that failed;
-    `num_passed` of `num_tests` passed."""
+    """`state` is "passed", "failing", "not started" or, if the check itself failed, "not checked"; `message` explains;
+    `test` is the first one that failed; `num_passed` of `num_tests` passed."""
 
     state: str
     message: str = ""
@@ -145,6 +145,8 @@ def grade(
     with tempfile.TemporaryDirectory(prefix="answer-") as folder:
         try:
             answer = answer_of(work, Path(folder))
+        except (OSError, RuntimeError) as error:  # there is no compiler, for example
+            return Grade("not checked", f"the check itself failed: {error}")
         except Exception as error:  # from the compiler
             return Grade("failing", f"the file can't be read: {raised_at(error, work)}")
         try:
@@ -152,6 +154,8 @@ def grade(
             limits = dict(seconds=seconds, patience=patience, quiet=quiet)
             for told_now in child.run(run_tests, *checked, needs=needs, **limits):
                 result = told_now
+        except child.CheckFailed as error:
+            return Grade("not checked", f"the check itself failed: {error}", result.test)
         except child.Stopped as error:
             places = [at_line(path, error.spots) for path in (work, exercise.test)]
             return replace(result, message=result.message or "\n".join([str(error), *filter(None, places)]))
@@ -174,7 +178,7 @@ def run_tests(tell: child.Tell, exercise: Exercise, work: Path, answer: Any, who
         return "\n".join(where(spots, work, exercise.test) + program)
 
     tell.where = where_now
-    tell(Grade("failing"))
+    tell.begin()
     try:
         answer.load()
     except BaseException as error:  # sys.exit, too
@@ -195,6 +199,8 @@ def run_tests(tell: child.Tell, exercise: Exercise, work: Path, answer: Any, who
         except Wrong as error:
             failure = failure or (str(error), name)
         except BaseException as error:
+            if of_machine(error, lines_in(work, spots_of(error))):
+                raise
             failure = failure or (told(error, work, exercise.test), name)
         if failure and not whole:
             break

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -30,7 +31,7 @@ GRACE = 2.0  # seconds until the process is killed if it has not reported where 
 FORKS = sys.platform == "linux"  # fork a process that has the slow imports; macOS's libraries don't survive it
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 SLOW = re.compile(r"torch|stage\d\d_\w+")  # modules that are slow to import
-SAID, LATE, DONE = range(3)  # kinds of a message
+SAID, LATE, DONE, BEGUN, FAILED = range(5)  # kinds of a message
 DUMPED = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)
 
 Spot = tuple[FrameType, int, int]  # a frame, the line that it has reached, and which of its instructions
@@ -51,8 +52,13 @@ class Ended(Stopped):
     """The process ended early."""
 
 
+class CheckFailed(Exception):
+    """The target raised an error, or it ended before the code under test began. That is no fault of this code."""
+
+
 class Tell:
-    """How a target sends messages. It may set `where`, which turns the stack into a description of what is running."""
+    """How a target sends messages. It may set `where`, which turns the stack into a description of what is running. It
+    calls `begin` right before the code under test runs for the first time."""
 
     def __init__(self, sender: Connection):
         self.sender, self.lock = sender, threading.Lock()
@@ -61,6 +67,9 @@ class Tell:
 
     def restart(self) -> None:
         self.computed, self.began = time.process_time(), time.monotonic()
+
+    def begin(self) -> None:
+        self(None, BEGUN)
 
     def __call__(self, message: Any, kind: int = SAID) -> None:
         with self.lock:
@@ -76,7 +85,8 @@ def run(
     quiet: bool = False,
     needs: str = "",
 ) -> Iterator[Any]:
-    """The messages of a target. Raises Endless if one takes too long, and Ended if there will be no more.
+    """The messages of a target. Raises Endless if one takes too long, Ended if there will be no more, and CheckFailed
+    if the code under test did not cause that.
 
     quiet: don't show what it prints.
     needs: a program's source; the slow modules that it names are imported once for all processes.
@@ -108,6 +118,7 @@ def run(
 
 
 def _messages(receiver: Connection, process: Any, seconds: float, patience: float) -> Iterator[Any]:
+    late, ended = CheckFailed, CheckFailed
     while True:
         computed, began = cpu_seconds(process.pid), time.monotonic()
         while not receiver.poll(0.2):  # the process reports by itself that it is late, unless it can't
@@ -116,17 +127,22 @@ def _messages(receiver: Connection, process: Any, seconds: float, patience: floa
                 if os.name == "posix":  # the signal makes it write where it is
                     os.kill(process.pid, signal.SIGABRT)
                     process.join(GRACE)
-                raise Endless(too_long(computes, seconds, patience))
+                raise late(too_long(computes, seconds, patience))
         try:
             kind, message = receiver.recv()
         except EOFError:
             process.join()
-            raise Ended(f"the process that ran it ended with status {process.exitcode}") from None
+            raise ended(f"the process that ran it ended with status {process.exitcode}") from None
         if kind == DONE:
             return
         if kind == LATE:
-            raise Endless(message)
-        yield message
+            raise late(message)
+        if kind == FAILED:
+            raise CheckFailed(message)
+        if kind == BEGUN:
+            late, ended = Endless, Ended
+        else:
+            yield message
 
 
 @contextmanager
@@ -173,12 +189,17 @@ def _serve(
     threading.Thread(target=_watch, args=(tell, threading.main_thread().ident, seconds, patience), daemon=True).start()
     with open(crash, "w", encoding="utf-8") as file:
         faulthandler.enable(file)
-        target(tell, *arguments)
-        faulthandler.disable()
+        try:
+            target(tell, *arguments)
+        except Exception as error:
+            file, line, *_ = traceback.extract_tb(error.__traceback__)[-1]
+            return tell(f"{type(error).__name__}: {error} ({file}:{line})", FAILED)
+        finally:
+            faulthandler.disable()
     if sys.stdout is not None:
         with suppress(OSError):  # the parent has the same stdout, and reports its errors
             sys.stdout.flush()
-    tell(None, DONE)
+    return tell(None, DONE)
 
 
 def _watch(tell: Tell, main: int, seconds: float, patience: float) -> None:

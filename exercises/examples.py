@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from .grading import Mistakes, Wrong, expect, raised_at, shown
+from .grading import Mistakes, Wrong, expect, lines_in, of_machine, raised_at, shown, spots_of
 from .judge import Answer
 
 Item = TypeVar("Item")
@@ -72,6 +72,8 @@ class Example:
         except Wrong as wrong:  # from the test's call, or from a model that the learner calls
             raise Wrong(*wrong.parts, example) from wrong
         except Exception as error:
+            if of_machine(error, lines_in(self.path, spots_of(error))):
+                raise
             raise Wrong(case, expected, raised_at(error, self.path), "", example) from error
 
 

@@ -157,6 +157,11 @@ def told(error: BaseException, work: Path, test: Path) -> str:
     return "\n".join(lines)
 
 
+def of_machine(error: BaseException, lines: Sequence) -> bool:
+    """Whether an error is the check's, whatever the answer returned. lines: those of the answer that were running."""
+    return isinstance(error, OSError | ImportError) and not lines
+
+
 def raised_at(error: BaseException, work: Path) -> str:
     """The error's message, and the line of the learner's file that raised it."""
     line = (lines_in(work, spots_of(error)) or [getattr(error, "lineno", None)])[-1]

@@ -262,6 +262,8 @@ def run_compiler(arguments: list, path: Path) -> None:
     """Run the compiler. Raises CompileError with what it says about this file."""
     command = [*find_compiler(), *FLAGS, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+    if done.returncode < 0:
+        raise RuntimeError(f"the C compiler {command[0]} ended with status {done.returncode}")
     if done.returncode:
         own = re.search(rf"{re.escape(path.name)}:(\d+):.*?error: (.*)", done.stderr)
         missing = re.search(r"undefined (?:reference to|symbol:?) [`'_]*(\w+)", done.stderr)

@@ -144,11 +144,15 @@ def killed(exercise: Exercise | Whole, mutant: Mutant, seconds: float = 20) -> t
     """Whether the tests fail, and what they say."""
     if isinstance(exercise, Whole):
         result = exercise.graded(mutant)
+        if result.state == "not checked":
+            raise RuntimeError(result.message)
         return result.state != "passed", result.message
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / exercise.work.name
         path.write_text(mutant.text, encoding="utf-8")
         result = grade(exercise, path, whole=False, seconds=seconds, patience=60)
+    if result.state == "not checked":
+        raise RuntimeError(result.message)
     if is_undefined(exercise) and result.message.startswith("the file can't be read"):
         raise ValueError(f"{mutant.name} can't be compiled: {result.message}")
     return result.state != "passed", result.message

@@ -543,6 +543,46 @@ def test_an_answer_that_ends_the_process(tmp_path, line, status):
     assert status is None or result.message.endswith(str(status))
 
 
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ("import nothing_like_it", "ModuleNotFoundError: No module named 'nothing_like_it'"),
+        ("import os\nos._exit(7)", "ended with status 7"),
+        ("def test_it(work):\n    open('/nothing_like_it')", "FileNotFoundError"),
+        ("from exercises.examples import Example\n\n"
+         "def test_it(work):\n    Example(work, __file__, 'import nothing_like_it')", "nothing_like_it"),
+    ],
+)  # fmt: skip
+def test_a_check_that_dies_says_nothing_about_the_answer(own_command, test, words, monkeypatch, capsys):
+    """And nothing is recorded."""
+    _, work = own_command
+    work.write_text(exercises()["2.4"].solution_text)
+    exercise = catalogue.Exercise(work.with_suffix(".md"), "2.4", "Sort and unsort", 15)
+    exercise.test.write_text(test)
+    monkeypatch.setattr(cli, "exercises", lambda: {"2.4": exercise})
+    assert cli.main(["check", "2.4"]) == 1
+    out, err = capsys.readouterr()
+    assert "2.4 Sort and unsort: not checked" in out
+    assert words in out
+    assert "Traceback" not in err
+    assert catalogue.read_progress() == {"2.4": {"attempts": 0}}
+
+
+def test_an_error_in_the_answer_is_not_the_checks(tmp_path):
+    for line in ("open('/nothing_like_it')", "import nothing_like_it"):
+        result = graded(tmp_path, f"def make_batches(lengths, size):\n    {line}\n")
+        assert (result.state, "nothing_like_it" in result.message) == ("failing", True)
+
+
+def test_without_a_compiler_nothing_is_checked(monkeypatch):
+    def no_compiler():
+        raise RuntimeError("there is no C compiler")
+
+    monkeypatch.setattr(in_c, "find_compiler", no_compiler)
+    result = grade(exercises()["6.2"], exercises()["6.2"].solution)
+    assert (result.state, result.message) == ("not checked", "the check itself failed: there is no C compiler")
+
+
 @pytest.mark.parametrize("number", ["2.4", "6.2"])
 def test_where_nothing_forks(number, monkeypatch):
     """As on Windows and macOS: what a check needs goes to a new process."""

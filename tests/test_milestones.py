@@ -18,7 +18,7 @@ from exercises import skeletons
 from exercises.grading import Wrong
 from exercises.milestones import MILESTONES, verbs
 from exercises.milestones.lab import Lab, prompts_of
-from exercises.milestones.run import BLANK, MISSING, PASSED, WRONG, outcomes, outcomes_in_time
+from exercises.milestones.run import BLANK, MISSING, PASSED, WRONG, outcomes, outcomes_in_time, run_check
 from exercises.milestones.single import LENGTHS
 from tests.adapter import ROOT, STAGES
 from tools.engines import OwnEngine
@@ -440,6 +440,30 @@ def test_an_error_of_the_engine_names_the_case_and_the_line(small_engine):
     assert "a prompt of 3 tokens, greedy, 1 token" in message
     assert "TypeError: object of type 'int' has no len()" in message
     assert "__init__.py, line 9: len(5)" in message
+
+
+def test_an_error_of_the_check_is_not_the_engines(small_engine, tmp_path):
+    lab = Lab(OwnEngine(small_engine), tmp_path)
+
+    def in_a_case(lab):
+        with lab.case("a file that is not there"):
+            Path("/nothing_like_it").read_text()
+
+    for check in (lambda lab: Path("/nothing_like_it").read_text(), in_a_case):
+        with pytest.raises(FileNotFoundError):
+            run_check(check, lab)
+    path = small_engine / "__init__.py"
+    path.write_text(
+        path.read_text().replace("return self._whole", "open('/nothing_like_it')\n        return self._whole")
+    )
+    ((*_, state, message),) = told(small_engine, [1])
+    assert (state, "__init__.py, line 9" in message) == (WRONG, True)
+
+
+def test_an_engine_that_ends_the_process_fails(small_engine):
+    (small_engine / "__init__.py").write_text("import os\nos._exit(7)\n")
+    ((*_, state, message),) = outcomes_in_time(small_engine, [1])
+    assert (state, message) == (WRONG, "got:       the process that ran it ended with status 7")
 
 
 def test_what_is_no_engine_is_named(tmp_path, capsys):

@@ -169,12 +169,15 @@ def grade_file(path: Path, patience: float = child.PATIENCE) -> Grade:
                 counts = (passed, num_parts) if state == "failing" else (0, 0)
                 return Grade(state, f"{title}\n{problem}", title, *counts)
             passed += 1
+    except child.CheckFailed as error:
+        return Grade("not checked", f"the check itself failed: {error}")
     except child.Stopped as error:
         return Grade("failing", f"after {passed} correct parts: {error}", "", passed, num_parts)
     return Grade("passed", "", "", passed, num_parts)
 
 
 def _tell_parts(tell: child.Tell, path: Path) -> None:
+    tell.begin()
     try:
         work = load(path)
     except Exception as error:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exercises.grading import Wrong
+from exercises.grading import Wrong, of_machine
 from tools.engines import STAGES, OwnEngine, random_prompts, unknown_argument
 
 FIRST = STAGES[0]  # the reference: without batches, caches and blocks, little can be wrong
@@ -266,14 +266,19 @@ class Lab:
         except (Wrong, Missing, NotImplementedError):
             raise
         except Exception as error:
+            if of_machine(error, self.frames(error)):
+                raise
             raise Wrong(case, "no error", self.where(error)) from error
+
+    def frames(self, error: BaseException) -> list[traceback.FrameSummary]:
+        """The engine's part of the stack."""
+        found = traceback.extract_tb(error.__traceback__)
+        return [frame for frame in found if self.own.directory in Path(frame.filename).parents]
 
     def where(self, error: BaseException) -> str:
         """The error's message, and the line of the engine's files that raised it."""
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        frames = [
-            f for f in traceback.extract_tb(error.__traceback__) if self.own.directory in Path(f.filename).parents
-        ]
+        frames = self.frames(error)
         if not frames:
             return said
         return f"{said}\n           {Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line}"

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from exercises import child
 from exercises.catalogue import Grade
-from exercises.grading import Wrong
+from exercises.grading import Wrong, of_machine
 
 from . import MILESTONES
 
@@ -36,7 +36,14 @@ def outcomes(
 
     from .lab import Lab
 
-    own = OwnEngine(directory)
+    try:
+        own = OwnEngine(directory)
+    except ValueError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+        raise ValueError(f"{directory} can't be imported: {said}") from error
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(own, Path(folder))
         for number in numbers:
@@ -63,6 +70,8 @@ def run_check(check: Callable, lab) -> tuple[str, str]:
     except Wrong as error:
         return WRONG, str(error)
     except Exception as error:
+        if of_machine(error, lab.frames(error)):
+            raise
         return WRONG, f"got:       {lab.where(error)}"
     return PASSED, ""
 
@@ -78,7 +87,7 @@ def outcomes_in_time(
 
     quiet: don't show what the engine prints.
 
-    Raises ValueError if there is no engine in the directory.
+    Raises ValueError if there is no engine in the directory, and child.CheckFailed if a check itself fails.
     """
     number, case = numbers[0], ""
     limits = dict(seconds=seconds, patience=patience, quiet=quiet)
@@ -98,14 +107,12 @@ def outcomes_in_time(
 def _tell_outcomes(tell: child.Tell, directory: Path, numbers: Sequence[int]) -> None:
     tqdm.set_lock(threading.RLock())  # tqdm's own lock is a semaphore, which would be reported as leaked
     tell.where = functools.partial(_where, directory)
+    tell.begin()
     try:
         for outcome in outcomes(directory, numbers, lambda number, case: tell((number, "", CASE, case))):
             tell(outcome)
     except ValueError as error:  # there is no engine
         tell(str(error))
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        tell(f"{directory} can't be imported: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})")
 
 
 def _where(directory: Path, spots: list[child.Spot]) -> str:
@@ -126,6 +133,8 @@ def grade_engine(
         results = list(outcomes_in_time(directory, [number], seconds, patience, quiet=True))
     except ValueError as error:
         return Grade("failing", str(error))
+    except child.CheckFailed as error:
+        return Grade("not checked", f"the check itself failed: {error}")
     _, what, last, message = results[-1]
     states, num_checks = [state for _, _, state, _ in results], len(MILESTONES[number - 1].checks_of(directory))
     if last == BLANK and PASSED not in states:
