@@ -166,6 +166,7 @@ def graded_here(exercise, path):
     def tell(grade):  # run_tests sets an attribute of it
         told.append(grade)
 
+    tell.begin = lambda: None
     before = signal.signal(signal.SIGPROF, lambda *_: pytest.fail("there is a loop that does not end"))
     signal.setitimer(signal.ITIMER_PROF, 60)  # of CPU time
     try:

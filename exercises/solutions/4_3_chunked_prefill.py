@@ -54,4 +54,5 @@ ALSO_RIGHT = [
     ("whole chunks and a rest", "    chunks = []\n    while prompt > 0:\n        chunks.append(min(prompt, room))\n        prompt -= chunks[-1]\n    return chunks\n",
      "    return [room] * (prompt // room) + [prompt % room] * (prompt % room > 0)\n"),
     ("the first chunk is the longest", "return max(seconds(chunk + decoding) for chunk in chunks)", "return seconds(chunks[0] + decoding)"),
+    ("as many tokens as the budget has, or the prompt", "    return max(seconds(chunk + decoding) for chunk in chunks)", "    return seconds(min(budget, prompt + decoding) if chunked else prompt + decoding)"),
 ]  # fmt: skip

@@ -86,6 +86,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 ALSO_RIGHT = [
+    ("the cheapest step of that many rows or more", "(seconds[requests * (1 + count)] +", "(min(seconds[requests * (1 + count) :]) +"),
     ("with a closed form", TOKENS, "count + 1 if a == 1 else (1 - a ** (count + 1)) / (1 - a)"),
     ("by slowdown", BISECT, "    slowdown = (seconds[requests * (1 + count)] + count * guess) / seconds[requests]\n    for _ in range(40):\n        middle = (low + high) / 2\n"
      "        low, high = (middle, high) if sum(middle**k for k in range(count + 1)) < slowdown else (low, middle)\n"),

@@ -51,7 +51,8 @@ class Commands:
                 raise Stop(
                     "the next step",
                     "it waits in get()",
-                    "while it has requests to serve it must not wait for a command",
+                    "while the engine has requests it must not wait for a command: serve them, or abort those in the engine "
+                    "that were aborted or whose step failed",
                 )
             if not self.coming:
                 raise Stop(
@@ -198,7 +199,7 @@ def slowly(lengths, script, fails=(), mistake=""):
 
 SAID = {
     "one": "before each step, carry out all commands that have come, not only the first",
-    "static": "a request joins the others at the next step; it does not wait until they have all ended",
+    "static": "commands that come are carried out before the next step, not when all requests have ended",
     "no end": "put None after the last token: without it the caller waits forever",
     "silent abort": "a caller whose request is aborted is waiting too: put None",
     "silent close": "requests that come after it was closed get a RuntimeError; otherwise their callers wait forever",

@@ -226,7 +226,6 @@ def pays_mistakes(out, in_, width, capacity):
         "*fewer* lines in all: with equally many it has not paid for itself yet": near and -(-(matrix + panels) // near),
         "packing also writes the panels, which fetches each of their lines": first_call(matrix, packed, plain),
         "packing also reads the matrix": first_call(panels, packed, plain),
-        "packing is not free: count what it fetches itself": first_call(0, packed, plain),
         "a call on the panels fetches lines too": first_call(matrix + panels, 0, plain),
         "the zeros of the last panel are read as well": first_call(2 * matrix, matrix, plain),
         "a group's columns are read input by input, across the columns, not row by row": first_call(matrix + panels, packed, matrix),
