@@ -33,14 +33,9 @@ MAX_CHARACTERS = 2**16  # of a form
 MAX_MATCHERS = 1024  # kept for one form: at least one for each output that runs at once
 STEP_SECONDS = 0.05  # that compiling a form may take within a step
 MAX_RULES = 250  # that may refer to each other; a chain of 3,000 is too deep for the stack of llguidance's thread
-# llguidance's own limits are 2 to 50 times as high; with them `(a{1000}){1000}` takes minutes for its first token.
-LIMITS: dict[str, Any] = dict(
-    initial_lexer_fuel=20_000,
-    step_lexer_fuel=20_000,
-    step_max_items=5_000,
-    max_grammar_size=20_000,
-    max_lexer_states=5_000,
-)
+# llguidance's own limits are 10 to 50 times as high: then an ambiguous grammar takes over a second of CPU time for each
+# step. Its limits on regular expressions (`fuel`) stay: `\W\w` needs 30,000 for its hundreds of ranges of letters.
+LIMITS: dict[str, Any] = dict(step_max_items=5_000, max_grammar_size=20_000, max_lexer_states=5_000)
 # Between two parts of JSON one space, or none. A small model that may write more, or line breaks, does not stop.
 SPACES = r" "
 MISSING = (
@@ -148,9 +143,9 @@ def checked_text(name: str, value: Any) -> str:
 
 
 class Structured:
-    """The logits processor of a form, which is compiled once. Each output with this form, of any request, has a copy of
-    the matcher. Copies share llguidance's lexer and its limits: if one output exceeds them, so do all others that run
-    at the time; and later ones too, if the form takes too long to compile again.
+    """The logits processor of a form. Each output with this form, of any request, has a copy of its matcher. Copies
+    share llguidance's lexer, which keeps every state that one of them reaches; when it is full, the form is compiled
+    again, unless that takes too long.
 
     Args:
         llm: the model's LLM, or AsyncLLM.
@@ -190,10 +185,11 @@ class Structured:
             matcher = self._start.deep_copy()
             matcher.consume_tokens(output_token_ids)
         allowed = next_tokens(matcher)
-        # If an earlier output has exceeded the shared limits, compile the form again: here, within a step.
-        if matcher.is_error() and not output and self._seconds < STEP_SECONDS:
+        if matcher.is_error() and self._seconds < STEP_SECONDS:  # the lexer may be full: here, within a step
             self._start, self._seconds = self._compile()
+            self._matchers.clear()  # they share the old lexer
             matcher = self._start.deep_copy()
+            matcher.consume_tokens(output_token_ids)
             allowed = next_tokens(matcher)
         if matcher.is_error():
             where = f"structured_outputs fails after {len(output)} tokens"
@@ -207,8 +203,8 @@ class Structured:
 def make_matcher(
     asked: Form, tokenizer: Any, eos_token_ids: tuple[int, ...], seconds: float = SECONDS
 ) -> tuple[Any, float]:
-    """llguidance's matcher for a form, at the beginning of an output, and the seconds that compiling it took in this
-    process. Raises ValueError."""
+    """llguidance's matcher for a form, at the beginning of an output, and the CPU time in seconds that compiling it
+    took in this thread. Raises ValueError."""
     try:
         import llguidance
     except ModuleNotFoundError:
@@ -222,11 +218,11 @@ def make_matcher(
     if error := check(grammar, setup, seconds):
         raise ValueError(f"structured_outputs.{name}: {reason(error)}")
     limits = llguidance.LLParserLimits(verbose_errors=False, **LIMITS)
-    started = time.perf_counter()
+    started = time.thread_time()
     matcher = llguidance.LLMatcher(words, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise ValueError(f"structured_outputs.{name}: {reason(matcher.get_error())}")
-    return matcher, time.perf_counter() - started
+    return matcher, time.thread_time() - started
 
 
 @functools.lru_cache(maxsize=64)
