@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .form_compiler import SECONDS
+from .stages import llm_of
 from .structured_outputs import Form, Structured
 
 MAX_BIAS = 100.0  # OpenAI's limit
@@ -107,7 +108,7 @@ class BadWords:
     """
 
     def __init__(self, llm: Any, words: str | Sequence[str]):
-        llm = getattr(llm, "llm", llm)
+        llm = llm_of(llm)
         encode = llm.get_tokenizer().encode
         self.words = [encode(space + word.lstrip()) for word in checked_words(words) for space in ("", " ")]
         self.ids = TokenIds("bad_words token", (i for word in self.words for i in word))

@@ -8,11 +8,19 @@ from typing import Any
 
 from .form_compiler import SECONDS
 from .processors import AllowedTokenIds, BadWords, LogitBias, checked_words, whole_number
-from .stages import Stage, end_tokens, stage_of
+from .stages import Stage, end_tokens, llm_of, stage_of_llm
 from .structured_outputs import Form, Structured
 
 PROCESSED = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs")  # in the order in which they apply
 MORE_FIELDS = (*PROCESSED, "truncate_prompt_tokens")  # besides those of SamplingParams
+INSTEAD = {  # of vLLM's other fields
+    "best_of": "ask for n completions, and keep those with the largest cumulative_logprob",
+    "detokenize": "outputs always have their text, and token_ids too",
+    "guided_decoding": "give its fields as structured_outputs",
+    "output_kind": "generate returns whole outputs, stream what each step adds",
+    "spaces_between_special_tokens": "GPT-2's tokens contain their spaces",
+    "use_beam_search": "call beam_search",
+}
 
 
 def sampling_params(llm: Any, **fields: Any) -> Any:
@@ -22,13 +30,13 @@ def sampling_params(llm: Any, **fields: Any) -> Any:
 
     Raises:
         ValueError: names the field and its value, or what is wrong with the form.
+        TypeError: this is no LLM.
     """
     if "truncate_prompt_tokens" in fields:
         raise ValueError(
             "truncate_prompt_tokens is not a field here: truncate the prompt before you pass it to generate"
         )
-    llm = getattr(llm, "llm", llm)
-    return Sampling(stage_of(type(llm).__module__.partition(".")[0]), **fields).params_for(llm)
+    return Sampling(stage_of_llm(llm), **fields).params_for(llm_of(llm))
 
 
 @contextlib.contextmanager
@@ -57,6 +65,9 @@ class Sampling:
     def __init__(self, stage: Stage, **fields: Any):
         self.stage, self.fields = stage, fields
         given = {name: fields[name] for name in MORE_FIELDS if fields.get(name) is not None}
+        if unknown := sorted(fields.keys() - {*MORE_FIELDS, *stage.SamplingParams.__dataclass_fields__}):
+            hint = f": {INSTEAD[unknown[0]]}" if unknown[0] in INSTEAD else ""
+            raise ValueError(f"{unknown[0]} is no sampling parameter of {stage.package}{hint}")
         self.params = stage.SamplingParams(**{name: fields[name] for name in fields.keys() - {*MORE_FIELDS}})
         self.given = {name: CHECKS[name](value) for name, value in given.items()}
         self.given = {name: value for name, value in self.given.items() if value}

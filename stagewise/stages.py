@@ -199,10 +199,25 @@ SERVING = {number: stage for number, stage in STAGES.items() if number >= 4}  # 
 
 
 def stage_of(package: str) -> Stage:
-    return next(stage for stage in STAGES.values() if stage.package == package)
+    for stage in STAGES.values():
+        if stage.package == package:
+            return stage
+    raise TypeError(f"{package} is no stage; the stages are {', '.join(IDEAS)}")
 
 
 # --- What is asked of an LLM, whatever its stage --------------------------------------------------------------------
+
+
+def llm_of(llm: Any) -> Any:
+    """The LLM itself, given it or an AsyncLLM, also of a subclass. Raises TypeError for anything else."""
+    llm = getattr(llm, "llm", llm)
+    if not hasattr(llm, "engine"):
+        raise TypeError(f"llm must be a stage's LLM or AsyncLLM, got {llm!r:.80}")
+    return llm
+
+
+def stage_of_llm(llm: Any) -> Stage:
+    return stage_of(type(llm_of(llm).engine).__module__.partition(".")[0])
 
 
 def setup_of(llm: Any) -> Setup:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from .form_compiler import SECONDS, FormCheck, Words
-from .stages import end_tokens
+from .stages import end_tokens, llm_of
 
 MAX_CHARACTERS = 2**16  # of a form
 MAX_MATCHERS = 1024  # kept for one form: at least one for each output that runs at once
@@ -157,7 +157,7 @@ class Structured:
     """
 
     def __init__(self, llm: Any, form: Form, seconds: float = SECONDS):
-        llm = getattr(llm, "llm", llm)
+        llm = llm_of(llm)
         ends = end_tokens(llm)
         if not ends:
             raise ValueError("structured_outputs needs a model with an end token, which ends the form")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .stages import Stage, stage_of
+from .stages import llm_of, stage_of_llm
 from .trace_file import VERSION
 from .wrap import wrap
 
@@ -73,6 +73,7 @@ class Trace:
     """
 
     def __init__(self, llm: Any):
+        llm = llm_of(llm)
         self.header, self.records = header_of(llm), []
         self._llm = weakref.ref(llm)
         attach(llm, self.records.append)
@@ -103,10 +104,6 @@ def header_of(llm: Any) -> dict[str, Any]:
     header["max_model_len"] = engine.max_model_len
     runner = {name: getattr(engine.runner, name, None) for name in ("bytes_per_token", "num_slots", "num_blocks")}
     return header | {name: value for name, value in runner.items() if value is not None}
-
-
-def stage_of_llm(llm: Any) -> Stage:
-    return stage_of(type(llm.engine).__module__.partition(".")[0])
 
 
 def between_steps(llm: Any, function: Callable[[], Any]) -> Any:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
+import stagewise
 from stagewise import allowed_token_ids, bad_words, logit_bias, sampling_params
 from stagewise.sampling import Sampling
 from tests.adapter import EOS, STAGES, TINYTALES
@@ -284,3 +285,33 @@ def test_values_that_mean_something_else(stage):
     assert stage.SamplingParams(temperature=1e-6).temperature == 1e-5
     assert Sampling(stage, logit_bias={}, bad_words=[], allowed_token_ids=None).given == {}
     assert logit_bias({"7": 1}).ids.token_ids == [7]
+
+
+def test_a_users_subclass_and_what_is_no_llm(stage, small_checkpoint):
+    """Whose stage ring 3 finds by the engine, which no subclass changes."""
+
+    class Mine(stage.LLM):
+        pass
+
+    llm = Mine(str(small_checkpoint), device="cpu")
+    assert sampling_params(llm, logit_bias={3: 1}, max_tokens=2).max_tokens == 2
+    with stagewise.trace(llm) as trace:
+        llm.generate([[1, 2]], stage.SamplingParams(max_tokens=1))
+    assert (trace.header["stage"], len(trace.records)) == (stage.package, 1)
+    for wrong in (stage.SamplingParams(), "tinytales", None):
+        for call in (sampling_params, stagewise.trace, lambda llm: stagewise.structured(llm, choice=["a"])):
+            with pytest.raises(TypeError, match="llm must be a stage's LLM or AsyncLLM, got"):
+                call(wrong)
+        with pytest.raises(TypeError, match="llm must be a stage's LLM or AsyncLLM, got"):
+            stagewise.bad_words(wrong, ["a"])
+
+
+@pytest.mark.covers("llm.py")
+@pytest.mark.parametrize("stage", STAGES[3:], ids=lambda stage: stage.directory)
+def test_an_async_llm_is_made_and_used_as_an_llm(stage, small_checkpoint):
+    with stage.AsyncLLM(str(small_checkpoint), device="cpu") as engine:
+        assert engine.llm.config.model == str(small_checkpoint)
+        assert sampling_params(engine, max_tokens=2).max_tokens == 2
+        with stagewise.trace(engine) as trace:
+            engine.llm.generate([[1, 2]], stage.SamplingParams(max_tokens=1))
+        assert len(trace.records) == 1

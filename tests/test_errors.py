@@ -26,6 +26,13 @@ def fails_after(num_tokens):
     return processor
 
 
+def raises(error):
+    def processor(*_):
+        raise error
+
+    return processor
+
+
 def forbid_all(prompt_token_ids, output_token_ids, logits):
     return logits - math.inf
 
@@ -34,6 +41,8 @@ def forbid_all(prompt_token_ids, output_token_ids, logits):
 FAILURES = {
     "a processor raises at once": (dict(logits_processors=[fails_after(0)]), 0, "KeyError: 'mine'"),
     "a processor raises later": (dict(logits_processors=[fails_after(2)]), 2, "KeyError: 'mine'"),
+    "a processor ends the program": (dict(logits_processors=[raises(SystemExit(3))]), 0, "raised SystemExit(3)"),
+    "or a generator": (dict(logits_processors=[raises(GeneratorExit())]), 0, "raised GeneratorExit()"),
     "a processor gives no logits": (dict(logits_processors=[lambda *_: None]), 0, "a logits processor must return"),
     "or too few": (dict(logits_processors=[lambda *given: given[2][1:]]), 0, "a logits processor must return logits"),
     "a processor forbids all": (dict(logits_processors=[forbid_all]), 0, "no token can be sampled"),
@@ -70,6 +79,21 @@ def test_a_request_that_fails_alone_ends_alone(stage, small_checkpoint, name):
             assert all(says in ends[i].stop_reason for i, params in enumerate(where) if params is bad)
             done = dict(llm.as_completed([[1, 2, 3]] * len(where), where))
             assert sorted(done) == list(range(len(where)))
+
+
+def test_ctrl_c_is_the_callers_and_no_processors(stage, small_checkpoint):
+    """Python raises it in the main thread. In another one only the processor itself can have raised it."""
+    llm = stage.engine(small_checkpoint)
+    params = stage.SamplingParams(max_tokens=2, logits_processors=[raises(KeyboardInterrupt())])
+    with in_threads(lambda: llm.generate([[1, 2, 3]], params)) as results:
+        pass
+    says = "RuntimeError: a logits processor raised KeyboardInterrupt()"
+    assert results[0][0].outputs[0].stop_reason == says
+    if stage.number < 4:  # the model runs in the caller's thread
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[1, 2, 3]], params)
+    else:
+        assert llm.generate([[1, 2, 3]], params)[0].outputs[0].stop_reason == says
 
 
 def test_a_model_that_gives_no_numbers_ends_its_requests_not_the_engine(stage, small_checkpoint):

@@ -5,6 +5,7 @@ A processor is a function of its arguments alone, so a request gets the same tok
 
 import math
 from collections.abc import Sequence
+from threading import current_thread, main_thread
 from typing import Any
 
 import torch
@@ -32,7 +33,15 @@ def processed(logits: Tensor, request: Any) -> Tensor:
     """The logits after all of a request's processors. [vocab_size] -> same"""
     for process in request.params.logits_processors:
         given = [*request.prompt_token_ids], [*request.output_token_ids]  # copies: the processor may change them
-        result = process(*given, logits)
+        try:
+            result = process(*given, logits)
+        except Exception:
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():  # Ctrl-C, for the caller
+                raise
+            # Nothing else ends more than this request: not sys.exit() either.
+            raise RuntimeError(f"a logits processor raised {error!r:.80}") from error
         if not isinstance(result, Tensor) or result.shape != logits.shape:
             raise ValueError(f"a logits processor must return logits [{len(logits)}], got {result!r:.80}")
         logits = result.to(logits)
