@@ -231,7 +231,7 @@ def convert_directory(source: Path, made: Path, tokenizer: Path | None) -> list[
         theirs = by_transformers(place, lambda: transformers.AutoTokenizer.from_pretrained(place))
         theirs.save_pretrained(made)
         settings = stage.read_json(made / "tokenizer_config.json")
-        known = {key: value for key, value in settings.items() if stage.is_known_setting(key)}
+        known = {key: value for key, value in settings.items() if stage.is_known_setting(key, value)}
         (made / "tokenizer_config.json").write_text(json.dumps(known, indent=2) + "\n")
         compare_tokens(made, theirs)
     compare_logits(made, model.float())

@@ -333,6 +333,9 @@ EQUAL = {
     "words, and a chat's tokens": lambda d: saved(
         d, lambda t: (t.add_special_tokens(CHAT), t.add_tokens(["<|us", "user"]))
     ),
+    "switches of version 4": lambda d: of_files(
+        d, tokenizer_config={"add_bos_token": False, "add_eos_token": False, "pad_token": None, "eos_token": END}
+    ),
     "a word of the vocabulary": lambda d: saved(d, lambda t: t.add_tokens(["ing", "Ġthe"])),
     "another end": lambda d: saved(d, eos_token="<|end|>", pad_token="<|end|>"),
     "ids in another order": lambda d: own_vocabulary(d, "sorted"),
@@ -398,6 +401,11 @@ REFUSED = {
     "a setting that nobody knows": (
         lambda d: of_files(d, tokenizer_config={"lowercase": True}),
         "tokenizer_config.json: unsupported key 'lowercase' may change tokens; `stagewise convert",
+        True,
+    ),
+    "a switch that nobody knows": (
+        lambda d: of_files(d, tokenizer_config={"strip_token": True}),
+        "tokenizer_config.json: unsupported key 'strip_token' may change tokens; `stagewise convert",
         True,
     ),
     "split_special_tokens": (

@@ -180,12 +180,12 @@ def check_settings(path: Path, added: dict[str, dict]) -> None:
     directory = path.parent
     settings = read_json(directory / "tokenizer_config.json", optional=True)
     check_values(directory / "tokenizer_config.json", settings, SETTINGS)
-    if unknown := sorted(key for key, value in settings.items() if value is not None and not is_known_setting(key)):
+    if unknown := sorted(key for key, value in settings.items() if value is not None and not is_known_setting(key, value)):
         why = f"{directory / 'tokenizer_config.json'}: unsupported key {unknown[0]!r:.60} may change tokens"
         raise ValueError(f"{why}; {convert_hint(directory)}")
     if settings.get("tokenizer_class") not in GENERIC:
         settings = {**dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT), **settings}
-    special = as_tokens(value for key, value in settings.items() if key.endswith("_token") and value is not None)
+    special = as_tokens(value for key, value in settings.items() if names_token(key, value))
     lists = [settings.get(key) or [] for key in TOKEN_LISTS]
     listed = as_tokens(token for some in lists for token in (some.values() if isinstance(some, dict) else some))
     named = {token["content"] for token in special}
@@ -210,9 +210,14 @@ def check_settings(path: Path, added: dict[str, dict]) -> None:
         raise ValueError(f"{directory}: {why}; {convert_hint(directory)}")
 
 
-def is_known_setting(key: str) -> bool:
+def is_known_setting(key: str, value: Any) -> bool:
     """Whether it is known what this key of tokenizer_config.json changes, if anything."""
-    return key in {*SETTINGS, *UNUSED_SETTINGS, *TOKEN_LISTS, "added_tokens_decoder"} or key.endswith("_token")
+    return key in {*SETTINGS, *UNUSED_SETTINGS, *TOKEN_LISTS, "added_tokens_decoder"} or names_token(key, value)
+
+
+def names_token(key: str, value: Any) -> bool:
+    """Whether this key of tokenizer_config.json names a token, as pad_token does; add_bos_token is a switch."""
+    return key.endswith("_token") and key not in SETTINGS and isinstance(value, str | dict)
 
 
 def as_tokens(values: Iterable[Any]) -> list[dict[str, Any]]:
