@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from .generation import GENERATION, sampling_defaults
 from .wrap import weakly, wrap
 
 # The stages in order, each with its idea as in titles and figures. Other lists of stages are made from this one, or
@@ -175,8 +176,13 @@ class Stage:
 
     def generation_defaults(self, model: str, load_format: str) -> dict[str, Any]:
         """Fields of SamplingParams that the model's generation_config.json gives. Raises ValueError or OSError."""
-        weights = self._part("weights")
-        return weights.generation_defaults(weights.find_model(model, load_format))
+        path = self._part("weights").find_model(model, load_format) / GENERATION
+        defaults = sampling_defaults(path, self.read_json(path, optional=True))
+        try:
+            self.SamplingParams(**defaults)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        return defaults
 
     def tokenizer_files(self, model: str, load_format: str, tokenizer: str | None) -> Path:
         """The directory of a model's tokenizer. Raises ValueError or OSError."""
@@ -188,7 +194,7 @@ class Stage:
         """All files of a model: its weights, sizes, tokenizer and chat template."""
         part = self._part("weights")
         place = part.tokenizer_directory(directory, tokenizer)
-        names = (directory / name for name in ("config.json", "generation_config.json"))
+        names = (directory / name for name in ("config.json", GENERATION))
         files = part.weight_files(directory) + [path for path in names if path.is_file()]
         names = (*TOKENIZER_FILES, "chat_template.jinja")
         return files + [place / name for name in names if (place / name).exists()]

@@ -398,11 +398,21 @@ def test_the_models_own_defaults(stage, tmp_path, monkeypatch):
     for flags in (["--generation-config"], ["--generation-config", "--top-k", "3"], []):
         assert stage.main(*command, *flags)[0] == 0
     assert [(p.temperature, p.top_k, p.max_tokens) for p in seen] == [(0.25, 9, 7), (0.25, 3, 7), (0.8, 0, 256)]
-    assert stage.LLM(tmp_path / "model", device="cpu").get_default_sampling_params().top_k == 9
+    path.write_text('{"temperature": 0.5, "do_sample": false, "num_beams": 1, "min_new_tokens": 2}')
+    assert stage.main(*command, "--generation-config")[0] == 0
+    assert (seen[-1].temperature, seen[-1].min_tokens) == (0, 2)
     path.write_text('{"top_k": ')
     status, _, stderr = stage.main(*command, "--generation-config")
     assert (status, stderr.count("\n")) == (2, 1)
     assert "generation_config.json is not valid JSON" in stderr
+    refused = dict(no_repeat_ngram_size=3, suppress_tokens=[7], bad_words_ids=[[7]], num_beams=4, stop_strings="x")
+    for key, value in {**refused, "max_length": 50, "a_key_of_tomorrow": 1}.items():
+        path.write_text(json.dumps({key: value}))
+        status, _, stderr = stage.main(*command, "--generation-config")
+        assert (status, f"generation_config.json: {key} is {value!r}, which --generation-config" in stderr) == (2, True)
+        assert stage.main(*command)[0] == 0
+    path.write_text('{"top_p": 7}')
+    assert "generation_config.json: top_p must be" in stage.main(*command, "--generation-config")[2]
 
 
 @pytest.mark.covers("beam_search.py")

@@ -494,6 +494,24 @@ def check_equal(directory):
         assert [[*prompt, *one.outputs[0].token_ids] for prompt, one in zip(prompts, outputs, strict=True)] == expected
 
 
+@pytest.mark.parametrize(
+    "generation", [None, {}, {"eos_token_id": None}, {"eos_token_id": 7}, {"eos_token_id": [9, 7]}]
+)
+@pytest.mark.parametrize("config", [{}, {"eos_token_id": 5}, {"eos_token_id": [5, 9]}, {"eos_token_id": None}])
+def test_end_tokens(small_model, tmp_path, config, generation):
+    """Where generation_config.json exists, it alone names them; config.json's are not joined to them."""
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(small_model / name, tmp_path)
+    sizes = json.loads((tmp_path / "config.json").read_text())
+    del sizes["eos_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps(sizes | config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    theirs = GPT2LMHeadModel.from_pretrained(tmp_path).generation_config.eos_token_id
+    ours = STAGES[0].part("weights").read_config(str(tmp_path), tmp_path, "auto")["eos_token_ids"]
+    assert list(ours) == (theirs if isinstance(theirs, list) else [] if theirs is None else [theirs])
+
+
 @about_checkpoints
 @pytest.mark.parametrize("kind", EQUAL)
 def test_directories_that_are_read(small_model, tmp_path, kind):

@@ -5,7 +5,6 @@ from typing import Any
 from .sampling_params import SamplingParams
 from .stats import Stats
 from .tokenizer import Tokenizer
-from .weights import generation_defaults
 
 
 class LLMBase:
@@ -26,10 +25,6 @@ class LLMBase:
     def describe(self) -> str:
         """What the engine runs on, in a line."""
         return self.engine.runner.describe()
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """The defaults in the model's generation_config.json. Raises ValueError if they are wrong."""
-        return SamplingParams(**generation_defaults(self.engine.checkpoint.directory))
 
     def get_tokenizer(self) -> Tokenizer:
         return self.engine.tokenizer

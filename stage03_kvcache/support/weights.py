@@ -58,8 +58,6 @@ UNUSED = {
 STORED_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # [in, out], the transpose of torch's nn.Linear
 STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 GENERATION = "generation_config.json"
-DEFAULTS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
-DEFAULTS |= {"max_new_tokens": "max_tokens"}  # name in generation_config.json -> in SamplingParams
 MOST_MAPPED = 1 << 24  # bytes read before a file is opened again: what was read stays in memory until then
 
 
@@ -189,8 +187,9 @@ def read_config(model: str, directory: Path, load_format: str) -> dict[str, Any]
     epsilon = config.get("layer_norm_epsilon", 1e-5)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
         raise ValueError(f"{path}: layer_norm_epsilon must be a number between 0 and 1, got {epsilon!r:.60}")
-    eos = end_tokens(path, config.get("eos_token_id", 50256))
-    eos += end_tokens(directory / GENERATION, read_json(directory / GENERATION, optional=True).get("eos_token_id"))
+    generation = directory / GENERATION  # alone, if it exists, also if it names no end token
+    where, given = (generation, read_json(generation)) if generation.exists() else (path, config)
+    eos = end_tokens(where, given.get("eos_token_id"))
     # A small model may keep GPT-2's end token in its configuration although its vocabulary has no such token.
     eos = tuple(dict.fromkeys(token_id for token_id in eos if 0 <= token_id < config["vocab_size"]))
     return {key: config[key] for key in LARGEST} | {"layer_norm_epsilon": epsilon, "eos_token_ids": eos}
@@ -202,12 +201,6 @@ def end_tokens(path: Path, eos: Any) -> list[int]:
     if not all(type(token_id) is int for token_id in ids):
         raise ValueError(f"{path}: eos_token_id must be a token id or a list of them, got {eos!r:.60}")
     return ids
-
-
-def generation_defaults(directory: Path) -> dict[str, Any]:
-    """The fields of SamplingParams that generation_config.json sets, as vLLM reads it."""
-    given = read_json(directory / GENERATION, optional=True)
-    return {name: given[other] for other, name in DEFAULTS.items() if given.get(other) is not None}
 
 
 # --- Weights --------------------------------------------------------------------------------------------------------

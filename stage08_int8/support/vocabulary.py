@@ -180,7 +180,8 @@ def check_settings(path: Path, added: dict[str, dict]) -> None:
     directory = path.parent
     settings = read_json(directory / "tokenizer_config.json", optional=True)
     check_values(directory / "tokenizer_config.json", settings, SETTINGS)
-    if unknown := sorted(key for key, value in settings.items() if value is not None and not is_known_setting(key, value)):
+    given = {key: value for key, value in settings.items() if value is not None}
+    if unknown := sorted(key for key, value in given.items() if not is_known_setting(key, value)):
         why = f"{directory / 'tokenizer_config.json'}: unsupported key {unknown[0]!r:.60} may change tokens"
         raise ValueError(f"{why}; {convert_hint(directory)}")
     if settings.get("tokenizer_class") not in GENERIC:

@@ -119,7 +119,6 @@ def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Serv
     """The service with the engine that the flags ask for."""
     template = load_template(args.chat_template, stage.tokenizer_files(args.model, args.load_format, args.tokenizer))
     defaults = stage.generation_defaults(args.model, args.load_format) if args.generation_config else {}
-    stage.SamplingParams(**defaults)  # raises ValueError for bad options
     options = options_of(stage, args)
     engine = stage.AsyncLLM(**options)
     limit_threads(stage, engine.llm)
