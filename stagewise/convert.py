@@ -9,9 +9,10 @@ nothing is written. If a model can't be run, the error says why and what to do.
 
 import argparse
 import json
+import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,8 @@ WEIGHTS = ("model", "state_dict", "model_state_dict", "module")  # where a train
 SIZES = ("config", "model_args", "model_config", "hyper_parameters", "args")  # and their sizes
 # Of torch.compile, DistributedDataParallel, Lightning and Hugging Face.
 PREFIXES = ("_orig_mod.", "module.", "model.", "transformer.")  # of tensors' names
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+MASKS = (".attn.bias", ".attn.masked_bias")  # the causal mask, which some programs store
 HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads")
 HEADS_OF = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1600): 25}  # GPT-2's own: (n_layer, n_embd) -> n_head
 GPT2_TOKENS = 50257, 51281  # a vocabulary may be rounded up, usually to 50,304
@@ -47,6 +50,8 @@ def convert(source: Path, directory: Path, gelu: str | None, n_head: int | None,
         raise ValueError(f"there is no file or directory {source}")
     if idle := [flag for flag, value in (("--gelu", gelu), ("--n-head", n_head)) if source.is_dir() and value]:
         raise ValueError(f"{idle[0]} is for a training program's file, but {source} is a directory")
+    if tokenizer is not None and not any((tokenizer / name).exists() for name in TOKENIZER_FILES):
+        raise ValueError(f"--tokenizer: there is no tokenizer in {tokenizer}; give a directory that has one")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as folder:
         made = Path(folder) / "model"
@@ -74,7 +79,8 @@ def convert_file(source: Path, made: Path, gelu: str | None, n_head: int | None,
     told: dict[str, Any] = {}
     for key in SIZES:
         told |= content[key] if isinstance(content.get(key), dict) else {}
-    tensors = weights_of(content, source)
+    stored = state_of(content)
+    tensors, masks = weights_of(stored, source)
     layers = {name.split(".")[1] for name in tensors if name.startswith("h.")}
     vocab_size, n_embd = tensors["wte.weight"].shape
     heads = next((told[name] for name in HEADS if name in told), HEADS_OF.get((len(layers), n_embd)))
@@ -99,8 +105,20 @@ def convert_file(source: Path, made: Path, gelu: str | None, n_head: int | None,
         **{key: told[key] for key in ("layer_norm_epsilon", "eos_token_id", "bos_token_id") if key in told},
     }
     (made / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    write_weights(made, tensors)
-    return copy_tokenizer(source.parent if tokenizer is None else tokenizer, made, vocab_size)
+    zeros = zero_biases(tensors)
+    write_weights(made, tensors | zeros)
+    compare_weights(made, stored, masks, {*zeros})
+    notes = [f"trained without these biases, which are zeros now: {name_some(zeros)}"] if zeros else []
+    notes += [f"left out, since every stage makes it: {name_some(masks)}"] if masks else []
+    return notes + copy_tokenizer(source.parent if tokenizer is None else tokenizer, made, vocab_size)
+
+
+def state_of(content: dict[str, Any]) -> dict[str, Any]:
+    """A model's tensors, by the names that a training program gave them."""
+    import torch
+
+    inner = next((content[key] for key in WEIGHTS if isinstance(content.get(key), dict)), content)
+    return {str(name): tensor for name, tensor in inner.items() if isinstance(tensor, torch.Tensor)}
 
 
 def load_content(path: Path) -> dict[str, Any]:
@@ -141,33 +159,46 @@ def check_begin(path: Path, begin: bytes) -> None:
             raise ValueError(f"{path} {kind}")
 
 
-def weights_of(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The tensors under Hugging Face's names and in its orientation: linear layers are [in, out]."""
+def plain_name(name: Any) -> str:
+    """A tensor's name without what programs put before it."""
+    while prefix := next((prefix for prefix in PREFIXES if str(name).startswith(prefix)), None):
+        name = name.removeprefix(prefix)
+    return str(name)
+
+
+def weights_of(stored: dict[str, Any], path: Path) -> tuple[dict[str, Any], set[str]]:
+    """The stored tensors under Hugging Face's names and in its orientation, in which linear layers are [in, out]; and
+    the names of the causal masks, which are no weights."""
     import torch
 
-    inner = next((content[key] for key in WEIGHTS if isinstance(content.get(key), dict)), content)
     tensors = {}
-    for name, tensor in inner.items():
-        while prefix := next((prefix for prefix in PREFIXES if str(name).startswith(prefix)), None):
-            name = name.removeprefix(prefix)
-        if isinstance(tensor, torch.Tensor) and not name.endswith((".attn.bias", ".attn.masked_bias")):
-            if name in tensors:
-                raise ValueError(f"{path} has two tensors {name}")
-            tensors[name] = tensor
+    masks = {name for name in stored if name.endswith(MASKS)}
+    for name in (name for name in stored if name not in masks):
+        if (plain := plain_name(name)) in tensors:
+            raise ValueError(f"{path} has two tensors {plain}")
+        tensors[plain] = stored[name]
+    tensors.setdefault("wte.weight", tensors.get("lm_head.weight"))  # they are one tensor, under either name
     needed = ("wte.weight", "wpe.weight", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight")
-    if lost := [name for name in needed if name not in tensors]:
-        raise ValueError(f"{path} has no GPT-2 weights: {lost[0]} is not among its {len(tensors)} tensors")
+    if lost := [name for name in needed if tensors.get(name) is None]:
+        raise ValueError(f"{path} has no GPT-2 weights: {lost[0]} is not among its {len(stored)} tensors")
     n_embd = tensors["wte.weight"].shape[-1]
     linear = STAGES[1].STORED_TRANSPOSED
     if tensors["h.0.attn.c_attn.weight"].shape[0] != n_embd:  # [3 * n_embd, n_embd], as in torch
         tensors = {name: t.t() if name.endswith(linear) and t.dim() == 2 else t for name, t in tensors.items()}
-    if "ln_f.bias" not in tensors:  # trained without biases: they are zero
-        weights = {name: t for name, t in tensors.items() if ".ln_" in name or "ln_f" in name or name.endswith(linear)}
-        tensors |= {name.removesuffix("weight") + "bias": t.new_zeros(t.shape[-1]) for name, t in weights.items()}
     head = tensors.pop("lm_head.weight", tensors["wte.weight"])
     if not torch.equal(head, tensors["wte.weight"]):
         raise ValueError(f"{path}: lm_head.weight differs from wte.weight, as GPT-2's does not")
-    return tensors
+    return tensors, masks
+
+
+def zero_biases(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Zeros for each kind of bias that no layer has: it was trained without them. If some layers have one, it is
+    lost in the others, and must not be made up."""
+    kinds = {re.sub(r"\d+", "N", name) for name in tensors}
+    biased = STAGES[1].STORED_TRANSPOSED + tuple(f"{name}.weight" for name in ("ln_1", "ln_2", "ln_f"))
+    biases = {name.removesuffix("weight") + "bias": t for name, t in tensors.items() if name.endswith(biased)}
+    missing = (name for name in biases if re.sub(r"\d+", "N", name) not in kinds)
+    return {name: biases[name].new_zeros(biases[name].shape[-1]) for name in missing}
 
 
 def write_weights(made: Path, tensors: dict[str, Any]) -> None:
@@ -175,6 +206,31 @@ def write_weights(made: Path, tensors: dict[str, Any]) -> None:
 
     named = {f"transformer.{name}": tensor.contiguous() for name, tensor in tensors.items()}
     save_file(named, made / "model.safetensors", {"format": "pt"})
+
+
+def compare_weights(made: Path, stored: dict[str, Any], left_out: set[str], zeros: set[str]) -> None:
+    """Raise ValueError unless the file that was written has each stored tensor once, unchanged but for a transpose,
+    and nothing else but these zeros."""
+    import torch
+    from safetensors.torch import load_file
+
+    written = {plain_name(name): tensor for name, tensor in load_file(made / "model.safetensors").items()}
+    used = set()
+    for name in stored.keys() - left_out:
+        plain = "wte.weight" if plain_name(name) == "lm_head.weight" else plain_name(name)
+        theirs, ours = stored[name], written.get(plain)
+        ways = (theirs, theirs.t()) if theirs.dim() == 2 else (theirs,)
+        if ours is None or not any(ours.dtype == way.dtype and torch.equal(ours, way) for way in ways):
+            raise ValueError(f"{made}: tensor {name!r} would not be written as it is")
+        used.add(plain)
+    if wrong := [name for name in written.keys() - used if name not in zeros or written[name].any()]:
+        raise ValueError(f"{made}: {name_some(wrong)} would be written, but is not in the source")
+
+
+def name_some(names: Collection[str]) -> str:
+    """The first few names, and the number of others."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{', '.join(sorted(names)[:5])}{more}"
 
 
 def copy_tokenizer(place: Path, made: Path, vocab_size: int) -> list[str]:
@@ -207,20 +263,26 @@ def convert_directory(source: Path, made: Path, tokenizer: Path | None) -> list[
     )
     model, info = by_transformers(
         source,
-        lambda: transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto", output_loading_info=True),
+        lambda: transformers.AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, output_loading_info=True
+        ),
     )
     if missing := sorted({*info["missing_keys"]} - {"lm_head.weight"}):
         raise ValueError(f"{source} lacks {len(missing)} tensors of a GPT2LMHeadModel, such as {missing[0]}")
     if not torch.equal(model.lm_head.weight, model.transformer.wte.weight):
         raise ValueError(f"{source}: lm_head.weight differs from wte.weight, as GPT-2's does not")
-    notes = [f"left out, as transformers does: {name}" for name in sorted(info["unexpected_keys"])]
+    stored = stored_tensors(source)
+    tensors, left_out = weights_of(stored, source)
+    left_out |= {name for name in stored if plain_name(name) in tensors.keys() - model.transformer.state_dict().keys()}
+    notes = [f"left out, as transformers does: {name_some(left_out)}"] if left_out else []
     given = model.config.to_dict()
     stage.check_values(path, given, stage.SUPPORTED)
     kept = (*stage.SUPPORTED, *stage.LARGEST, "layer_norm_epsilon", "architectures")
     kept += ("bos_token_id", "eos_token_id", "pad_token_id")
     config = {key: given[key] for key in kept if given.get(key) is not None}
     (made / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}, indent=2) + "\n")
-    write_weights(made, model.transformer.state_dict())
+    write_weights(made, {name: tensors[name] for name in model.transformer.state_dict()})
+    compare_weights(made, stored, left_out, set())
     if (source / "generation_config.json").exists():
         shutil.copy(source / "generation_config.json", made)
     place = source if tokenizer is None else tokenizer
@@ -234,8 +296,17 @@ def convert_directory(source: Path, made: Path, tokenizer: Path | None) -> list[
         known = {key: value for key, value in settings.items() if stage.is_known_setting(key, value)}
         (made / "tokenizer_config.json").write_text(json.dumps(known, indent=2) + "\n")
         compare_tokens(made, theirs)
-    compare_logits(made, model.float())
+    compare_logits(made, model)
     return notes
+
+
+def stored_tensors(source: Path) -> dict[str, Any]:
+    """The tensors in a directory's files, by their names there."""
+    index = next(filter(Path.exists, [source / f"{name}.index.json" for name in WEIGHT_FILES]), None)
+    files = [source / name for name in WEIGHT_FILES if (source / name).exists()][:1]
+    if not files and index is not None:
+        files = [source / name for name in sorted({*STAGES[1].read_json(index)["weight_map"].values()})]
+    return {name: tensor for file in files for name, tensor in state_of(load_content(file)).items()}
 
 
 def check_directory(source: Path) -> None:

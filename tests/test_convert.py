@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AddedToken, AutoTokenizer, GPT2ForSequenceClassification, GPT2LMHeadModel
 
+from stagewise import convert
 from stagewise.convert import main
 from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
 
@@ -112,6 +113,56 @@ def test_training_checkpoints(reference, converted, tmp_path, program, old):
     status, said, directory = converted(path, "--gelu", "tanh")
     assert (status, "using GPT-2's" in said) == (0, True), said
     assert greedy(STAGES[0], directory) == tokens
+
+
+@pytest.mark.parametrize("lost", ["ln_", ".c_", "c_attn.bias", "ln_f.bias"])
+def test_only_missing_biases_are_added(model, converted, tmp_path, lost):
+    """Zeros for a kind of bias that no layer has. All others are what the file says."""
+    tensors = GPT2LMHeadModel.from_pretrained(model).state_dict()
+    kept = {name: t for name, t in tensors.items() if not (lost in name and name.endswith("bias"))}
+    torch.save({"model": kept, "config": {"n_head": 3}}, tmp_path / "ckpt.pt")
+    status, said, directory = converted(tmp_path / "ckpt.pt", "--gelu", "tanh")
+    assert (status, "trained without these biases, which are zeros now: " in said) == (0, True), said
+    written = load_file(directory / "model.safetensors")
+    assert written.keys() == tensors.keys() - {"lm_head.weight"}
+    for name, tensor in written.items():
+        assert torch.equal(tensor, kept.get(name, torch.zeros_like(tensor))), name
+    del kept["transformer.h.1.mlp.c_fc.weight"]
+    kept.pop("transformer.h.0.ln_1.bias", None)
+    torch.save({"model": kept, "config": {"n_head": 3}}, tmp_path / "ckpt.pt")
+    status, said, _ = converted(tmp_path / "ckpt.pt", "--gelu", "tanh")
+    assert (status, "missing h.0.ln_1.bias" in said or lost == "ln_") == (2, True), said
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+@pytest.mark.parametrize("wrong", ["another value", "twice", "one more", "lost", "another dtype"])
+def test_what_is_written_is_compared_with_the_source(model, converted, tmp_path, monkeypatch, is_file, wrong):
+    write, name, other = convert.write_weights, "h.1.attn.c_attn.bias", "h.0.attn.c_attn.bias"
+
+    def write_wrong(made, tensors):
+        changed = {
+            "another value": {name: tensors[name] * (1 + 1e-6)},
+            "twice": {name: tensors[other]},
+            "one more": {"h.1.attn.c_more.bias": torch.ones(3)},
+            "lost": {},
+            "another dtype": {name: tensors[name].double()},
+        }[wrong]
+        write(made, {n: t for n, t in {**tensors, **changed}.items() if (n, wrong) != (name, "lost")})
+
+    monkeypatch.setattr(convert, "write_weights", write_wrong)
+    torch.save({"model": load_file(model / "model.safetensors"), "config": {"n_head": 3}}, tmp_path / "ckpt.pt")
+    status, said, _ = converted(*([tmp_path / "ckpt.pt", "--gelu", "tanh"] if is_file else [model]))
+    says = f"{name}' would not be written as it is"
+    says = "c_more.bias would be written, but is not in the source" if wrong == "one more" else says
+    assert (status, says in said) == (2, True), said
+
+
+def test_a_tokenizer_that_is_not_there(model, converted, tmp_path):
+    """It is not GPT-2's that is used instead."""
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path / "nonesuch", tmp_path / "empty"):
+        status, said, _ = converted(model, "--tokenizer", place)
+        assert (status, f"--tokenizer: there is no tokenizer in {place}" in said) == (2, True), said
 
 
 def test_a_file_of_safetensors_alone(model, converted, tmp_path):
