@@ -241,6 +241,7 @@ def write_checkpoint(directory: Path, copies: int) -> Path:
     """Write tinytales in float32, with each feature `copies` times."""
     from safetensors.torch import load_file, save_file
 
+    from stagewise.layout import write_config
     from tools.engines import TINYTALES
 
     directory.mkdir()
@@ -252,10 +253,10 @@ def write_checkpoint(directory: Path, copies: int) -> Path:
         {"format": "pt"},
     )
     config |= {"n_embd": copies * n_embd, "n_head": copies * n_head, "n_inner": config.get("n_inner") or 4 * n_embd}
-    (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
     (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
     for name in ("merges.txt", "vocab.json", "generation_config.json"):
         shutil.copy(TINYTALES / name, directory)
+    write_config(directory, {**config, "dtype": "float32"})
     return directory
 
 

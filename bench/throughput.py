@@ -50,7 +50,9 @@ from bench.machine import describe, int8_rate, kernel_limits, least_seconds, mat
 from bench.peers import PEERS
 from bench.report import seconds_of, summarize, tables, with_company
 from bench.run import Failure, check_outputs, in_turn, script
+from stagewise.layout import write_config
 from stagewise.parser import num_bytes
+from stagewise.resolve import readable_model
 from tools.engines import STAGES
 from tools.sync_stages import ROOT
 
@@ -81,10 +83,10 @@ def write_model(directory: Path, config) -> None:
         key: getattr(config, key) for key in ("n_layer", "n_head", "n_embd", "n_inner", "n_positions", "vocab_size")
     }
     template = json.loads((weights.BUNDLED / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**template, **sizes, "dtype": "float32"}))
     (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
     for name in ("merges.txt", "vocab.json", "generation_config.json"):
         shutil.copy(weights.BUNDLED / name, directory)
+    write_config(directory, {**template, **sizes, "dtype": "float32"})
 
 
 def run_in_fresh_process(job: dict, folder: Path) -> dict:
@@ -199,7 +201,6 @@ def read_requests(args: argparse.Namespace, config) -> workloads.Workload:
         requests = workloads.make_workload(args.workload, count, config.vocab_size)
     else:
         directory = LAST.part("weights").find_model(args.model, args.load_format)
-        directory = LAST.part("weights").tokenizer_directory(directory)
         encode = LAST.part("tokenizer").Tokenizer(directory).encode
         requests = workloads.read_workload(Path(args.workload), encode)
         if args.requests and args.requests > len(requests):
@@ -272,6 +273,7 @@ def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
     weights, pick = LAST.part("weights"), LAST.part("options")
     device = pick.pick_device(args.device)
     dtype = pick.pick_dtype(args.dtype, device)
+    args.model = readable_model(args.model)
     directory = weights.find_model(args.model, args.load_format)
     config = LAST.part("model").ModelConfig(**weights.read_config(args.model, directory, args.load_format))
     requests = read_requests(args, config)
@@ -318,8 +320,9 @@ def run_beside_probes(
         if args.peers or args.own:  # all read one checkpoint, the stages too
             job["model"] = str(directory)
             if args.load_format == "dummy":
-                write_model(folder, config)
-                job |= {"model": str(folder), "load_format": "auto"}
+                (folder / "model").mkdir()
+                write_model(folder / "model", config)
+                job |= {"model": str(folder / "model"), "load_format": "auto"}
         probes = [probe(*machine)]
         runs, over = run_all(job, engines, args.companies, args.repeat, failures, folder)
         of_integers = None

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from stagewise.layout import write_config
 from tools.engines import TINYTALES
 
 TIMES = 6  # copies of each feature
@@ -74,7 +75,7 @@ def make(directory: Path, source: Path = TINYTALES) -> Path:
     config["n_layer"] += MORE_LAYERS
     for name in FILES:
         shutil.copy(source / name, directory)
-    (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    write_config(directory, config)
     save_file(wide, directory / "new.safetensors", metadata={"format": "pt"})
     (directory / "new.safetensors").rename(directory / "model.safetensors")
     return directory

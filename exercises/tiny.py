@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import save_file
 
+from stagewise.layout import write_config
 from tools.engines import Stage
 
 SIZES = dict(n_layer=1, n_head=1, n_embd=8, n_inner=32, vocab_size=257)
@@ -46,12 +47,10 @@ def tiny_engine(stage: Stage, n_positions: int = 64, make: str = "LLM", **argume
             tensors[name] = tensors[name].t().contiguous()
     tokens = [*stage.byte_alphabet(), "<|endoftext|>"]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(
-            json.dumps({**SIZES, "n_positions": n_positions, "eos_token_id": 256})
-        )
         (Path(folder) / "merges.txt").write_text("#version: 0.2\n")
         (Path(folder) / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
         save_file(tensors, Path(folder) / "model.safetensors", {"format": "pt"})
+        write_config(Path(folder), {**SIZES, "n_positions": n_positions, "eos_token_id": 256})
         return getattr(stage, make)(folder, device="cpu", **arguments)
 
 

@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT))  # a package installed a moment ago is not on the 
 
 import stagewise  # noqa: E402
 from bench import plots, workloads  # noqa: E402, F401 (the notebooks take them from here)
+from stagewise.resolve import readable_model  # noqa: E402
 from tools.engines import STAGES  # noqa: E402
 
 QUICK = os.environ.get("STAGEWISE_QUICK") == "1"  # the tests run the same cells with smaller numbers
@@ -23,7 +24,7 @@ def run(number, workload, model="tinytales", **arguments):
     """The requests of a workload through a stage: the engine, with its counters, and its records of a trace."""
     stage = STAGES[number - 1]
     load_format = "dummy" if model == "gpt2" else "auto"  # gpt2's sizes with random weights: nothing to download
-    llm = stage.LLM(model, load_format=load_format, **arguments)
+    llm = stage.LLM(readable_model(model), load_format=load_format, **arguments)
     llm.generate([[1, 2, 3]], stage.SamplingParams(max_tokens=2))  # warm up
     llm.stats = type(llm.stats)()
     llm.trace = stagewise.trace(llm).records

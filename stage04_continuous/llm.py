@@ -25,8 +25,8 @@ class LLM(LLMBase):
         llm.generate(["Once upon a time"], SamplingParams(temperature=0))[0].outputs[0].text
 
     Args:
-        model: "tinytales" (bundled), "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", or a directory in Hugging Face
-            layout.
+        model: "tinytales" (bundled), "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", or a directory that
+            `stagewise convert` wrote.
         options: the other fields of EngineConfig, documented in config.py.
 
     Attributes:

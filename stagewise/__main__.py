@@ -11,7 +11,7 @@ COMMANDS = {
     "batch": "complete the lines of a file: stagewise batch --input IN.jsonl --output OUT.jsonl",
     "serve": "serve an engine with OpenAI's HTTP interface: stagewise serve tinytales",
     "replay": "turn traces into a page that shows a run step by step",
-    "convert": "convert a training checkpoint, or a directory that a stage refuses, into one that it reads",
+    "convert": "convert a training checkpoint, or a directory in another layout, into one that a stage reads",
     "score": "score the results of a batch run against reference answers",
     "push": "upload the results of a batch run to the Hub",
 }

@@ -31,6 +31,7 @@ from .dataset import STDIN, Dataset, check_columns, check_dataset, is_on_disk, r
 from .flags import build_parser, check_flags, given_flags, how_of, options_of, pairs_of
 from .interactive import converse
 from .manifest import manifest_path
+from .resolve import generation_defaults, readable
 from .sampling import cut_hint
 from .stages import Stage, limit_threads
 from .strict_json import to_json
@@ -184,7 +185,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
     worked = None  # the seconds with work to do, if that is not the whole run
     if args.generation_config:
         with outcome:
-            parser.set_defaults(**stage.generation_defaults(args.model, args.load_format))
+            parser.set_defaults(**generation_defaults(stage, args.model, args.load_format))
             args = parser.parse_args(argv)
         if outcome.status:
             return outcome.status
@@ -197,7 +198,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
             with outcome:
                 prompts, how, outputs = check(stage, args, files)
                 sampling, beams = how.sampling, how.beams
-                options = options_of(stage, args)
+                options = readable(options_of(stage, args), (lambda _: None) if args.quiet else tell)
                 engine = stage.AsyncLLM(**options) if args.interactive else None
                 llm = engine.llm if engine else stage.LLM(**options)
                 limit_threads(stage, llm)

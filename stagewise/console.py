@@ -62,6 +62,11 @@ def reason(error: BaseException) -> str:
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
+def is_of_memory(error: BaseException | None) -> bool:
+    """Whether torch could not get memory: on a CPU it raises no error of a kind of its own."""
+    return isinstance(error, RuntimeError) and ("allocate memory" in str(error) or "out of memory" in str(error))
+
+
 def tell(message: str) -> None:
     """Print a line on stderr. If that fails, the exit status must be enough."""
     with contextlib.suppress(OSError):
@@ -110,7 +115,7 @@ class Outcome:
     def __exit__(self, _, error: BaseException | None, __) -> bool:
         if isinstance(error, BrokenPipeError):
             self.status = 1
-        elif isinstance(error, ValueError | OSError | MemoryError):
+        elif isinstance(error, ValueError | OSError | MemoryError) or is_of_memory(error):
             tell(f"{self.prog}: error: {' '.join(reason(error).splitlines()) or type(error).__name__}")
             self.status = 2
         elif isinstance(error, KeyboardInterrupt):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .generation import GENERATION, sampling_defaults
 from .wrap import weakly, wrap
 
 # The stages in order, each with its idea as in titles and figures. Other lists of stages are made from this one, or
@@ -40,15 +39,12 @@ ELSEWHERE = {
     "find_model": "weights",
     "free_memory": "memory",
     "Detokenizer": "tokenizer",
-    "byte_alphabet": "vocabulary",
     **dict.fromkeys(("GPT2", "ModelConfig"), "model"),
-    **dict.fromkeys(("Checkpoint", "tokenizer_directory", "BUNDLED", "LARGEST", "SUPPORTED"), "weights"),
-    "STORED_TRANSPOSED": "weights",
-    "Tokenizer": "tokenizer",
-    **dict.fromkeys(("check_values", "is_known_setting", "read_json"), "vocabulary"),
+    **dict.fromkeys(("Checkpoint", "BUNDLED", "MARK", "STORED_TRANSPOSED", "is_converted", "mark_of"), "weights"),
+    **dict.fromkeys(("FILES", "Tokenizer", "byte_alphabet"), "tokenizer"),
+    "cache_directory": "compiler",
 }
-TOKENIZER_FILES = ("merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json")
-TOKENIZER_FILES += ("special_tokens_map.json", "added_tokens.json")
+SIDE_FILES = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")  # for what is around an engine
 
 
 @dataclass(frozen=True)
@@ -174,30 +170,28 @@ class Stage:
     def check_whole_number(self, name: str, value: Any, low: int, high: int | None = None) -> None:
         self._part("sampling_params").check_integer(name, value, low, high)
 
-    def generation_defaults(self, model: str, load_format: str) -> dict[str, Any]:
-        """Fields of SamplingParams that the model's generation_config.json gives. Raises ValueError or OSError."""
-        path = self._part("weights").find_model(model, load_format) / GENERATION
-        defaults = sampling_defaults(path, self.read_json(path, optional=True))
-        try:
-            self.SamplingParams(**defaults)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        return defaults
+    # --- Its model's files ------------------------------------------------------------------------------------------
+
+    def is_named(self, model: str) -> bool:
+        """Whether this is the name of a model that is bundled or fetched, not a directory's."""
+        weights = self._part("weights")
+        return model in (*weights.BUNDLED_NAMES, *weights.HUB_SIZES)
+
+    def place_of(self, model: str, load_format: str = "auto") -> Path:
+        """Where a model is, in whatever layout. Raises ValueError or OSError if a named one can't be fetched."""
+        return self.find_model(model, load_format) if self.is_named(model) else Path(model)
 
     def tokenizer_files(self, model: str, load_format: str, tokenizer: str | None) -> Path:
         """The directory of a model's tokenizer. Raises ValueError or OSError."""
-        find = self._part("weights").find_model
-        place = find(model, load_format) if tokenizer is None else find(tokenizer, "dummy")
+        place = self.place_of(model, load_format) if tokenizer is None else self.place_of(tokenizer, "dummy")
         return place.parent if place.is_file() else place
 
     def checkpoint_files(self, directory: Path, tokenizer: str | None) -> list[Path]:
-        """All files of a model: its weights, sizes, tokenizer and chat template."""
-        part = self._part("weights")
-        place = part.tokenizer_directory(directory, tokenizer)
-        names = (directory / name for name in ("config.json", GENERATION))
-        files = part.weight_files(directory) + [path for path in names if path.is_file()]
-        names = (*TOKENIZER_FILES, "chat_template.jinja")
-        return files + [place / name for name in names if (place / name).exists()]
+        """The files that a model is read from."""
+        place = directory if tokenizer is None else self.place_of(tokenizer, "dummy")
+        files = [directory / "config.json", *sorted(directory.glob("model*.safetensors"))]
+        files += [place / name for name in (*self.FILES, *SIDE_FILES)]
+        return [file for file in files if file.exists()]
 
 
 STAGES = {number: Stage(number) for number in PACKAGES}

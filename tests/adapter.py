@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from stagewise import cli, stages
+from stagewise.layout import layout_config, write_config
+from stagewise.vocabulary import read_json
 from tools import engines
 from tools.engines import TINYTALES, random_prompts  # noqa: F401
 from tools.sync_stages import ROOT, read_stages
@@ -111,8 +113,8 @@ EOS = 50256
 
 
 def write_checkpoint(directory: Path, seed: int = 0, **sizes) -> Path:
-    """A random checkpoint, written by transformers, with GPT-2's tokenizer. Weights are large enough for the logits to
-    differ."""
+    """A random checkpoint, written by transformers, with GPT-2's tokenizer, in the layout that a stage reads. Weights
+    are large enough for the logits to differ."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(seed)
@@ -123,8 +125,15 @@ def write_checkpoint(directory: Path, seed: int = 0, **sizes) -> Path:
         elif "ln_" in name:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
     model.save_pretrained(directory)
-    shutil.copy2(TINYTALES / "merges.txt", directory)
+    for name in ("merges.txt", "vocab.json"):
+        shutil.copy2(TINYTALES / name, directory)
+    write_config(directory, layout_config(directory, read_json(directory / "config.json")))
     return directory
+
+
+def edit_config(directory: Path, **changes) -> None:
+    """Change the configuration of a model that a stage reads; it still reads it."""
+    write_config(directory, read_json(directory / "config.json") | changes)
 
 
 def fetch_from(patch: pytest.MonkeyPatch, endpoint: str, home: Path, offline: bool = False) -> None:

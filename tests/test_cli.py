@@ -410,7 +410,6 @@ def test_the_models_own_defaults(stage, tmp_path, monkeypatch):
         path.write_text(json.dumps({key: value}))
         status, _, stderr = stage.main(*command, "--generation-config")
         assert (status, f"generation_config.json: {key} is {value!r}, which --generation-config" in stderr) == (2, True)
-        assert stage.main(*command)[0] == 0
     path.write_text('{"top_p": 7}')
     assert "generation_config.json: top_p must be" in stage.main(*command, "--generation-config")[2]
 

@@ -1,25 +1,27 @@
-"""`stagewise convert`, and transformers as the judge: the tokens and logits of any directory that a stage reads are
-transformers'; what it can't read is refused with one line."""
+"""`stagewise convert`, with transformers as the judge: what it writes has the tokens and logits that transformers gives
+for the source; what can't be run is refused with one line that says what to do."""
 
 import contextlib
 import copy
 import io
 import json
+import random
 import shutil
 import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AddedToken, AutoTokenizer, GPT2ForSequenceClassification, GPT2LMHeadModel
+from transformers import AddedToken, AutoTokenizer, GPT2LMHeadModel
 
 from stagewise import convert
 from stagewise.convert import main
+from stagewise.layout import layout_config
 from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
 
 LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 END, NUM_MERGES = "<|endoftext|>", 1000
-about_checkpoints = pytest.mark.covers("support/tokenizer.py", "support/vocabulary.py", "support/weights.py")
+about_checkpoints = pytest.mark.covers("support/tokenizer.py", "support/weights.py")
 JUDGED = [STAGES[number - 1] for number in (1, 5, 8)]
 
 
@@ -96,10 +98,11 @@ def reference(model, tmp_path_factory):
     without = {name: torch.zeros_like(t) if name.endswith("bias") else t for name, t in tensors.items()}
     tensors = copy.deepcopy(dict(tensors))  # the model's own are overwritten
     with_biases.load_state_dict(without)
-    with_biases.save_pretrained(directory)
+    with_biases.save_pretrained(directory / "saved")
+    convert.convert(directory / "saved", directory / "made", tokenizer=TINYTALES)
     return {
         True: (tensors, with_biases.config, greedy(STAGES[0], model)),
-        False: (without, with_biases.config, greedy(STAGES[0], directory)),
+        False: (without, with_biases.config, greedy(STAGES[0], directory / "made")),
     }
 
 
@@ -142,7 +145,7 @@ def test_what_is_written_is_compared_with_the_source(model, converted, tmp_path,
     def write_wrong(made, tensors):
         changed = {
             "another value": {name: tensors[name] * (1 + 1e-6)},
-            "twice": {name: tensors[other]},
+            "twice": {name: tensors[other].clone()},
             "one more": {"h.1.attn.c_more.bias": torch.ones(3)},
             "lost": {},
             "another dtype": {name: tensors[name].double()},
@@ -151,7 +154,8 @@ def test_what_is_written_is_compared_with_the_source(model, converted, tmp_path,
 
     monkeypatch.setattr(convert, "write_weights", write_wrong)
     torch.save({"model": load_file(model / "model.safetensors"), "config": {"n_head": 3}}, tmp_path / "ckpt.pt")
-    status, said, _ = converted(*([tmp_path / "ckpt.pt", "--gelu", "tanh"] if is_file else [model]))
+    directory = stored_as("DDP's names", model, tmp_path / "source")
+    status, said, _ = converted(*([tmp_path / "ckpt.pt", "--gelu", "tanh"] if is_file else [directory]))
     says = f"{name}' would not be written as it is"
     says = "c_more.bias would be written, but is not in the source" if wrong == "one more" else says
     assert (status, says in said) == (2, True), said
@@ -197,7 +201,7 @@ def test_training_checkpoints_that_are_refused(model, converted, tmp_path):
         ({"model": {n: t for n, t in tensors.items() if "wpe" not in n}, **heads}, tanh, "wpe.weight is not among"),
         ({"model": {n: t for n, t in tensors.items() if "h.1.mlp" not in n}, **heads}, tanh, "missing h.1.mlp"),
         ({"model": {**tensors, "lm_head.weight": torch.ones(50304, 48)}, **heads}, tanh, "lm_head.weight differs"),
-        ({"model": {**tensors, "h.0.gate": torch.ones(1)}, **heads}, tanh, "unexpected transformer.h.0.gate"),
+        ({"model": {**tensors, "h.0.gate": torch.ones(1)}, **heads}, tanh, "unexpected h.0.gate, of another model"),
     ]:
         torch.save(content, path)
         status, said, _ = converted(path, *arguments)
@@ -219,30 +223,135 @@ def test_training_checkpoints_that_are_refused(model, converted, tmp_path):
 # --- Directories that only the command reads, or knows --------------------------------------------------------------
 
 
-def test_heads_and_shards_of_pickles(model, converted, tmp_path):
-    """A classifier's head is left out, as transformers leaves it out; shards of .bin become one file."""
-    classifier = GPT2ForSequenceClassification.from_pretrained(model, num_labels=3)
-    classifier.save_pretrained(tmp_path / "classifier")
+def test_heads(model, converted, tmp_path):
+    """The head of a classifier, of two heads, and of TRL's value models is left out, as transformers leaves it out."""
+    tensors, config = load_file(model / "model.safetensors"), json.loads((model / "config.json").read_text())
+    for head in ("score.weight", "multiple_choice_head.summary.weight", "v_head.summary.bias"):
+        shutil.rmtree(tmp_path / "model", ignore_errors=True)
+        source = shutil.copytree(model, tmp_path / "model")
+        save_file({**tensors, head: torch.ones(3, 48)}, source / "model.safetensors", {"format": "pt"})
+        rewrite(source / "config.json", architectures=["GPT2ForSequenceClassification"], num_labels=3)
+        status, said, directory = converted(source)
+        assert (status, f"left out, as transformers does: {head}" in said) == (0, True), said
+        assert load_file(directory / "model.safetensors").keys() == tensors.keys()
+        assert json.loads((directory / "config.json").read_text())["n_head"] == config["n_head"]
+    assert greedy(STAGES[0], directory) == greedy(STAGES[0], model)
+
+
+def stored_as(how, model, place):
+    """The same weights in other files, or under other names."""
+    place.mkdir()
+    tensors = load_file(model / "model.safetensors")
+    for name in ("config.json", "merges.txt", "vocab.json"):
+        shutil.copy(model / name, place)
+    if how in ("sharded .bin", "an index with other names"):
+        files, ending = ("a", "b"), ".bin" if how == "sharded .bin" else ".safetensors"
+        save = torch.save if ending == ".bin" else save_file
+        weight_map = {name: files[number % 2] + ending for number, name in enumerate(sorted(tensors))}
+        for file in weight_map.values():
+            save({name: tensors[name] for name in tensors if weight_map[name] == file}, place / file)
+        whole = "pytorch_model.bin" if ending == ".bin" else "model.safetensors"
+        rewrite(place / f"{whole}.index.json", weight_map=weight_map, metadata={})
+    elif how in (".bin", "old .bin"):
+        torch.save(tensors, place / "pytorch_model.bin", _use_new_zipfile_serialization=how == ".bin")
+    elif how == "a nested .bin":
+        torch.save({"state_dict": tensors, "epoch": 3}, place / "pytorch_model.bin")
+    elif how == "shards":
+        GPT2LMHeadModel.from_pretrained(model).save_pretrained(place, max_shard_size="400KB")
+        assert len(list(place.glob("model-*.safetensors"))) > 1
+    elif how == "in no order in memory":
+        spread = {name: torch.stack([t, -t], dim=-1)[..., 0] for name, t in tensors.items()}
+        spread["transformer.wte.weight"] = tensors["transformer.wte.weight"].t().contiguous().t()
+        spread["transformer.wpe.weight"] = torch.nn.Parameter(tensors["transformer.wpe.weight"])
+        torch.save(spread, place / "pytorch_model.bin")
+    else:
+        named = {
+            "DDP's names": {f"module.{name}": t for name, t in tensors.items()},
+            "GPT-2's names on the Hub": {name.removeprefix("transformer."): t for name, t in tensors.items()},
+            "lm_head alone": {name.replace("transformer.wte", "lm_head"): t for name, t in tensors.items()},
+            "both, and masks": {
+                **tensors,
+                "lm_head.weight": tensors["transformer.wte.weight"].clone(),
+                "transformer.h.0.attn.bias": torch.ones(1, 1, 48, 48),
+                "transformer.h.0.attn.masked_bias": torch.tensor(-1e4),
+            },
+        }[how]
+        save_file(named, place / "model.safetensors", {"format": "pt"})
+    return place
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("sharded .bin", "an index with other names", ".bin", "old .bin", "a nested .bin", "shards", "DDP's names"),
+        *("in no order in memory", "GPT-2's names on the Hub", "lm_head alone", "both, and masks"),
+    ],
+)
+@pytest.mark.parametrize("link", [False, True])
+def test_ways_to_store_weights(small_model, tmp_path, how, link):
+    """The same tensors; transformers reads them, too. Good files are linked if that is asked for, otherwise copied."""
+    source = stored_as(how, small_model, tmp_path / "source")
+    convert.convert(source, tmp_path / "made", link=link)
+    reference, read = (GPT2LMHeadModel.from_pretrained(place) for place in (small_model, tmp_path / "made"))
+    for name, tensor in reference.state_dict().items():
+        assert torch.equal(tensor, read.state_dict()[name]), name
+    assert greedy(STAGES[0], tmp_path / "made") == greedy(STAGES[0], small_model)
+    is_good = how in ("an index with other names", "shards", "GPT-2's names on the Hub")
+    assert {path.is_symlink() for path in (tmp_path / "made").glob("*.safetensors")} == {link and is_good}
+
+
+def test_weights_that_are_not_all_there(small_model, tmp_path):
+    """The file is named, not its tensors."""
+    source = stored_as("shards", small_model, tmp_path / "source")
+    second = sorted(source.glob("model-*.safetensors"))[1]
+    second.unlink()
     with pytest.raises(
-        ValueError, match=r"unexpected score.weight, of another model or head, or quantized; `stagewise"
+        ValueError, match=f"{second.name} is not there, but model.safetensors.index.json lists it: fetch"
     ):
-        STAGES[0].LLM(str(tmp_path / "classifier"), device="cpu")
-    status, said, directory = converted(tmp_path / "classifier")
-    assert (status, "left out, as transformers does: score.weight" in said) == (0, True), said
-    assert greedy(STAGES[0], directory) == greedy(STAGES[0], model)
-    shards, tensors = tmp_path / "shards", GPT2LMHeadModel.from_pretrained(model).state_dict()
-    shards.mkdir()
-    shutil.copy(model / "config.json", shards)
-    names = sorted(name for name in tensors if name != "lm_head.weight")
-    for file, part in (("a.bin", names[::2]), ("b.bin", names[1::2])):
-        torch.save({name: tensors[name] for name in part}, shards / file)
-    weight_map = {name: "ab"[number % 2] + ".bin" for number, name in enumerate(names)}
-    rewrite(shards / "pytorch_model.bin.index.json", weight_map=weight_map, metadata={})
-    with pytest.raises(ValueError, match=r"neither model.safetensors nor pytorch_model.bin; `stagewise"):
-        STAGES[0].LLM(str(shards), device="cpu")
-    status, said, directory = converted(shards)
-    assert status == 0, said
-    assert greedy(STAGES[0], directory) == greedy(STAGES[0], model)
+        convert.convert(source, tmp_path / "made")
+    (source / "model.safetensors.index.json").unlink()
+    with pytest.raises(ValueError, match=r"source has \d of \d files model-\*-of-\*.safetensors: fetch"):
+        convert.convert(source, tmp_path / "made")
+    for path in source.glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"neither model.safetensors nor pytorch_model.bin: fetch or save"):
+        convert.convert(source, tmp_path / "made")
+    save_file({"transformer.ln_f.bias": torch.zeros(48)}, source / "model-1-of-2.safetensors")
+    save_file({"transformer.ln_f.bias": torch.zeros(48)}, source / "model-2-of-2.safetensors")
+    with pytest.raises(ValueError, match=r"model-2-of-2.safetensors: .* 'transformer.ln_f.bias' is in another file"):
+        convert.convert(source, tmp_path / "made")
+    save_file({"ln_f.bias": torch.zeros(48), "transformer.ln_f.bias": torch.ones(48)}, source / "model.safetensors")
+    with pytest.raises(ValueError, match=r"source has two tensors ln_f.bias"):
+        convert.convert(source, tmp_path / "made")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.to(torch.int8), "torch.int8, torch.strided, cpu"),
+        (lambda t: t.bool(), "torch.bool"),
+        (lambda t: t.to(torch.complex64), "torch.complex64"),
+        (lambda t: t.to(torch.float8_e4m3fn), "torch.float8_e4m3fn"),
+        (lambda t: t.to_sparse(), "torch.sparse_coo"),
+        (lambda t: t.to("meta"), "torch.float32, torch.strided, meta"),
+        pytest.param(
+            lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8),
+            "torch.qint8",
+            marks=pytest.mark.filterwarnings("ignore::UserWarning"),
+        ),
+        (lambda t: t[0], r"has shape \[\], but the sizes imply \[48\]"),
+        (lambda t: t * torch.nan, "is not finite"),
+    ],
+)
+def test_kinds_of_tensors(small_model, tmp_path, change, says):
+    source = stored_as(".bin", small_model, tmp_path / "source")
+    tensors = load_file(small_model / "model.safetensors")
+    tensors["transformer.ln_f.bias"] = change(tensors["transformer.ln_f.bias"])
+    torch.save(tensors, source / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=says) as error:
+        convert.convert(source, tmp_path / "made")
+    assert str(source) in str(error.value)
+    assert "ln_f.bias" in str(error.value)
 
 
 def test_directories_of_programs(model, converted, tmp_path, monkeypatch):
@@ -266,8 +375,11 @@ def test_directories_of_programs(model, converted, tmp_path, monkeypatch):
     tensors = load_file(model / "model.safetensors")
     for change, says in (
         ({"lm_head.weight": torch.ones(50304, 48)}, "lm_head.weight differs from wte.weight"),
-        ({"transformer.ln_f.bias": None}, "lacks 1 tensors of a GPT2LMHeadModel, such as transformer.ln_f.bias"),
-        ({"transformer.ln_f.bias": torch.ones(7)}, "its tensors' shapes differ from config.json"),
+        (
+            {"transformer.ln_f.bias": None},
+            "missing ln_f.bias, of a GPT-2 of these sizes; fetch or save the model again",
+        ),
+        ({"transformer.ln_f.bias": torch.ones(7)}, "tensor 'ln_f.bias' has shape [7], but the sizes imply [48]"),
     ):
         kept = {name: tensor for name, tensor in {**tensors, **change}.items() if tensor is not None}
         save_file(kept, broken / "model.safetensors", {"format": "pt"})
@@ -276,12 +388,15 @@ def test_directories_of_programs(model, converted, tmp_path, monkeypatch):
     (broken / "model.safetensors").unlink()
     torch.save({"transformer.wte.weight": Trainer()}, broken / "pytorch_model.bin")
     status, said, _ = converted(broken)
-    assert (status, "weights_only" in said) == (2, False)
-    assert "a .bin is damaged, or contains more than tensors" in said
+    assert (status, "weights_only" in said, "Trainer" in said) == (2, False, False)
+    assert "pytorch_model.bin is truncated or damaged, or contains more than tensors and plain values" in said
     assert "exists: give a new or empty directory" in failure(main, [str(model), str(model)])
     assert "there is no file or directory" in converted(tmp_path / "nothing")[1]
+    rewrite(broken / "config.json", license="mit")
+    shutil.copy(model / "model.safetensors", broken)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "converting a directory needs transformers: pip install transformers" in converted(model)[1]
+    said = converted(broken)[1]
+    assert "config.json: key 'license' may change numbers; transformers may know more: pip install transformers" in said
 
 
 def failure(main, arguments):
@@ -370,6 +485,8 @@ REAL = {  # distilgpt2's, and what version 4 of transformers adds
         reorder_and_upcast_attn=False,
     ),
 }
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+# Read without transformers.
 EQUAL = {
     "merges.txt and vocab.json": bundled,
     "distilgpt2's config": lambda d: rewrite(bundled(d) / "config.json", **REAL),
@@ -380,6 +497,7 @@ EQUAL = {
     "the generic class": lambda d: (saved(d), rewrite(d / "tokenizer_config.json", tokenizer_class=GENERIC)),
     "[PAD]": lambda d: saved(d, lambda t: t.add_special_tokens({"pad_token": "[PAD]"})),
     "a chat's tokens": lambda d: saved(d, lambda t: t.add_special_tokens(CHAT)),
+    "a mask": lambda d: saved(d, lambda t: t.add_special_tokens({"mask_token": AddedToken("<m>", lstrip=True)})),
     "words": lambda d: saved(d, lambda t: t.add_tokens(["rabbit", " the", "rabbithole", "café", "日本", "Ġx"])),
     "words, and a chat's tokens": lambda d: saved(
         d, lambda t: (t.add_special_tokens(CHAT), t.add_tokens(["<|us", "user"]))
@@ -397,139 +515,111 @@ EQUAL = {
     "truncation": lambda d: edit_tokenizer(
         d, "", truncation=dict(direction="Right", max_length=4, strategy="LongestFirst", stride=0)
     ),
+    "sequences of none and of one": lambda d: edit_tokenizer(
+        d,
+        "",
+        normalizer={"type": "Sequence", "normalizers": []},
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTE_LEVEL]},
+    ),
 }
-# What a stage says, and whether what `stagewise convert` makes of it is equal; if not, its line.
+# Read by transformers.
+BY_TRANSFORMERS = {
+    "added_tokens": lambda d: of_files(d, added_tokens={"[PAD]": 1257}),
+    "added_tokens that are known": lambda d: of_files(d, added_tokens={END: 1256}),
+    "special_tokens_map": lambda d: of_files(d, special_tokens_map={"eos_token": token(END), "pad_token": END}),
+    # transformers no longer reads the older one
+    "older files next to newer": lambda d: of_files(
+        d, added_tokens={"<|user|>": 1257}, tokenizer_config={"added_tokens_decoder": DECODER}
+    ),
+    "a named token": lambda d: of_files(d, tokenizer_config={"pad_token": "[PAD]"}),
+    "a named word": lambda d: of_files(d, tokenizer_config={"bos_token": "ing"}),
+    "a chat, as it was": lambda d: of_files(
+        d, added_tokens={"<|user|>": 1257, "<|end|>": 1258}, special_tokens_map=CHAT
+    ),
+    "a token for pictures": lambda d: of_files(d, tokenizer_config={"image_token": "<image>"}),
+    "added_tokens_decoder": lambda d: of_files(
+        d, tokenizer_config={"added_tokens_decoder": DECODER, "pad_token": "[PAD]"}
+    ),
+    "a gap": lambda d: edit_tokenizer(d, "", added_tokens=[{"id": 1270, **token("x y", special=False)}]),
+    "a setting that nobody knows": lambda d: of_files(d, tokenizer_config={"lowercase": True}),
+    "a switch that nobody knows": lambda d: of_files(d, tokenizer_config={"strip_token": True}),
+    "a normalizer": lambda d: edit_tokenizer(d, "", normalizer={"type": "NFC"}),
+    "no pre_tokenizer": lambda d: edit_tokenizer(d, "", pre_tokenizer=None),
+    "heads twice": lambda d: rewrite(bundled(d) / "config.json", num_attention_heads=4),
+    "a note": lambda d: rewrite(bundled(d) / "config.json", dataset="tales", license="mit"),
+}
+GPT2_ONLY = "only models that compute what GPT-2 does can be run; if the key changes nothing, remove it"
+BPE_ONLY = "only byte-level BPE tokenizers like GPT-2's can be run; mend the file, or give another --tokenizer"
+# What can't be run: the file and key in the line that says it, and what to do.
 REFUSED = {
-    "added_tokens": (lambda d: of_files(d, added_tokens={"[PAD]": 1257}), "added_tokens.json has an older", True),
-    "added_tokens that are known": (lambda d: of_files(d, added_tokens={END: 1256}), "json has an older", True),
-    "special_tokens_map": (
-        lambda d: of_files(d, special_tokens_map={"eos_token": token(END), "pad_token": END}),
-        "special_tokens_map.json has an older format; `stagewise convert",
-        True,
+    "rstrip": (
+        lambda d: saved(d, lambda t: t.add_special_tokens({"mask_token": AddedToken("<m>", rstrip=True)})),
+        "added token '<m>': rstrip is True, supported: False",
+        BPE_ONLY,
     ),
-    "older files next to newer": (  # transformers no longer reads them, and neither does a stage
-        lambda d: of_files(d, added_tokens={"<|user|>": 1257}, tokenizer_config={"added_tokens_decoder": DECODER}),
-        "the added token '[PAD]' is not the same",
-        True,
+    "lstrip next to spaces": (
+        lambda d: saved(
+            d, lambda t: (t.add_special_tokens({"mask_token": AddedToken("<m>", lstrip=True)}), t.add_tokens(["x "]))
+        ),
+        "added token 'x ' ends with a space, which lstrip of another one removes",
+        BPE_ONLY,
     ),
-    "a named token": (lambda d: of_files(d, tokenizer_config={"pad_token": "[PAD]"}), "token '[PAD]' is not the", True),
-    "a named word": (lambda d: of_files(d, tokenizer_config={"bos_token": "ing"}), "token 'ing' is not the same", True),
-    "a chat, as it was": (
-        lambda d: of_files(d, added_tokens={"<|user|>": 1257, "<|end|>": 1258}, special_tokens_map=CHAT),
-        "added_tokens.json has an older format; `stagewise convert",
-        True,
-    ),
-    "a token for pictures": (
-        lambda d: of_files(d, tokenizer_config={"image_token": "<image>"}),
-        "'<image>' is not",
-        True,
-    ),
-    "added_tokens_decoder": (
-        lambda d: of_files(d, tokenizer_config={"added_tokens_decoder": DECODER, "pad_token": "[PAD]"}),
-        "is not the same in all files of the tokenizer; `stagewise convert",
-        True,
-    ),
-    "a gap": (
-        lambda d: edit_tokenizer(d, "", added_tokens=[{"id": 1270, **token("x y", special=False)}]),
-        "added token 'x y': id is 1270, supported: 1257",
-        True,
-    ),
-    "lstrip": (
-        lambda d: saved(d, lambda t: t.add_special_tokens({"mask_token": AddedToken("<m>", lstrip=True)})),
-        "added token '<m>': lstrip is True, supported: False",
-        "added token '<m>': lstrip is True",
-    ),
-    "a prefix space": (
-        lambda d: saved(d, add_prefix_space=True),
-        "add_prefix_space is True, supported: False",
-        "add_prefix_space",
-    ),
-    "a first token": (
-        lambda d: of_files(d, tokenizer_config={"add_bos_token": True}),
-        "add_bos_token is True",
-        "post_processor",
-    ),
-    "a setting that nobody knows": (
-        lambda d: of_files(d, tokenizer_config={"lowercase": True}),
-        "tokenizer_config.json: unsupported key 'lowercase' may change tokens; `stagewise convert",
-        True,
-    ),
-    "a switch that nobody knows": (
-        lambda d: of_files(d, tokenizer_config={"strip_token": True}),
-        "tokenizer_config.json: unsupported key 'strip_token' may change tokens; `stagewise convert",
-        True,
-    ),
+    "a prefix space": (lambda d: saved(d, add_prefix_space=True), "add_prefix_space", BPE_ONLY),
+    "a first token": (lambda d: of_files(d, tokenizer_config={"add_bos_token": True}), "post_processor", BPE_ONLY),
     "split_special_tokens": (
         lambda d: of_files(d, tokenizer_config={"split_special_tokens": True}),
-        "split_special_tokens is",
-        "is",
+        "tokenizer_config.json: split_special_tokens is True",
+        BPE_ONLY,
     ),
-    "a normalizer": (
-        lambda d: edit_tokenizer(d, "", normalizer={"type": "NFC"}),
-        "normalizer is {'type': 'NFC'}",
-        True,
-    ),
-    "no pre_tokenizer": (lambda d: edit_tokenizer(d, "", pre_tokenizer=None), "pre_tokenizer.type is None", True),
-    "words of another kind": (
-        lambda d: edit_tokenizer(d, "model", type="WordLevel"),
-        "model.type is 'WordLevel'",
-        "transformers",
-    ),
-    "sentencepiece": (
-        lambda d: (d / "spiece.model").touch(),
-        "spiece.model is another kind of tokenizer",
-        "another kind",
-    ),
+    "words of another kind": (lambda d: edit_tokenizer(d, "model", type="WordLevel"), "model.type is 'WordLevel'", ""),
+    "sentencepiece": (lambda d: (d / "spiece.model").touch(), "spiece.model is another kind of tokenizer", BPE_ONLY),
     "BERT's": (
         lambda d: rewrite(d / "config.json", tokenizer_class="BertTokenizer"),
-        "tokenizer_class is 'Bert",
-        "tokenizer_class is",
+        "config.json: tokenizer_class is 'BertTokenizer'",
+        GPT2_ONLY,
     ),
-    "untrained merges": (
-        untrained_merges,
-        "merge 3: expected two tokens that earlier merges leave, got 'ab c'",
-        "merge 3",
-    ),
+    "untrained merges": (untrained_merges, "merge 3: expected two tokens that earlier merges leave, got 'ab", BPE_ONLY),
     "exact GELU": (
         lambda d: rewrite(bundled(d) / "config.json", activation_function="gelu"),
-        "activation_function is 'gelu'",
-        "gelu",
-    ),
-    "heads twice": (
-        lambda d: rewrite(bundled(d) / "config.json", num_attention_heads=4),
-        "unsupported key 'num_attention_heads'",
-        True,
-    ),
-    "a note": (
-        lambda d: rewrite(bundled(d) / "config.json", dataset="tales"),
-        "unsupported key 'dataset' may change numbers",
-        True,
+        "config.json: activation_function is 'gelu', supported: 'gelu_new'",
+        GPT2_ONLY,
     ),
     "quantized": (
         lambda d: rewrite(bundled(d) / "config.json", quantization_config={"bits": 4}),
-        "unsupported key 'quantization_config'",
-        "quantization_config is {'bits': 4}, supported: None",
+        "config.json: quantization_config is {'bits': 4}, supported: None",
+        GPT2_ONLY,
     ),
     "an adapter": (
         lambda d: rewrite(bundled(d) / "adapter_config.json", base_model_name_or_path="gpt2"),
-        "adapter_config.json is an adapter, which is not applied here",
-        "has an adapter for 'gpt2': merge it with peft",
+        "has an adapter for 'gpt2'",
+        "merge it with peft",
+    ),
+    "no tokenizer": (
+        lambda d: [(d / name).unlink() for name in ("merges.txt", "vocab.json")],
+        "has no tokenizer, and the model's 1,280 tokens are not GPT-2's",
+        "name its tokenizer with --tokenizer DIRECTORY",
     ),
 }
 TEXTS = [
     "Once upon a time <|user|>Hi<|end|>, a rabbit<|endoftext|>[PAD] x y <m> <image> fox\n",
     "rabbithole rabbits the café 日本 Ġx user<|us<|user|> singing in the thin air and on, abc abcab  \n\t",
     "",
+    "<m> a \t\u3000\n<m>x<m> \x1c<m>\x85<m> <m>",
     "e\u0301\u00a0\x00 don't 'S 3.14 👍🏽 <|endoftext|> <|endoftext",
 ]
 
 
-def check_equal(directory):
-    """Tokens of texts and of the model: those of transformers, in all these stages."""
-    theirs, reference = AutoTokenizer.from_pretrained(directory), GPT2LMHeadModel.from_pretrained(directory).eval()
+def check_equal(directory, source):
+    """Tokens of texts and of the model: those that transformers makes of the source, in all these stages; and in
+    transformers, which reads what was written."""
+    theirs, reference = AutoTokenizer.from_pretrained(source), GPT2LMHeadModel.from_pretrained(source).eval()
+    again = AutoTokenizer.from_pretrained(directory)
     ids = [theirs(text).input_ids for text in TEXTS]
+    assert [again(text).input_ids for text in TEXTS] == ids
     decoded = [*ids, *(some[::-1] for some in ids), [1257, 1258, 0, 1260, 5, 1256, 70000]]
     texts = {skip: [theirs.decode(some, skip_special_tokens=skip) for some in decoded] for skip in (True, False)}
+    for skip, expected_texts in texts.items():
+        assert [again.decode(some, skip_special_tokens=skip) for some in decoded] == expected_texts
     prompts = random_prompts(211, [5, 2])
     more = dict(do_sample=False, min_new_tokens=6, max_new_tokens=6, pad_token_id=0)
     expected = [reference.generate(torch.tensor([prompt]), **more)[0].tolist() for prompt in prompts]
@@ -559,31 +649,168 @@ def test_end_tokens(small_model, tmp_path, config, generation):
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     theirs = GPT2LMHeadModel.from_pretrained(tmp_path).generation_config.eos_token_id
-    ours = STAGES[0].part("weights").read_config(str(tmp_path), tmp_path, "auto")["eos_token_ids"]
+    convert.convert(tmp_path, tmp_path / "made")
+    ours = STAGES[0].part("weights").read_config(str(tmp_path / "made"), tmp_path / "made", "auto")["eos_token_ids"]
     assert list(ours) == (theirs if isinstance(theirs, list) else [] if theirs is None else [theirs])
+    assert GPT2LMHeadModel.from_pretrained(tmp_path / "made").generation_config.eos_token_id == theirs
 
 
 @about_checkpoints
 @pytest.mark.parametrize("kind", EQUAL)
-def test_directories_that_are_read(small_model, tmp_path, kind):
-    EQUAL[kind](shutil.copytree(small_model, tmp_path / "model"))
-    check_equal(tmp_path / "model")
+def test_directories_that_are_read(small_model, tmp_path, monkeypatch, kind):
+    source, directory = shutil.copytree(small_model, tmp_path / "model"), tmp_path / "made"
+    EQUAL[kind](source)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", None)
+        convert.convert(source, directory)
+    check_equal(directory, source)
 
 
 @about_checkpoints
+@pytest.mark.parametrize("kind", BY_TRANSFORMERS)
+def test_directories_that_transformers_reads(small_model, tmp_path, monkeypatch, kind):
+    source, directory = shutil.copytree(small_model, tmp_path / "model"), tmp_path / "made"
+    BY_TRANSFORMERS[kind](source)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", None)
+        with pytest.raises(ValueError, match="pip install transformers, and convert it again") as error:
+            convert.convert(source, directory)
+    assert str(source) in str(error.value)
+    convert.convert(source, directory)
+    check_equal(directory, source)
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_directories_that_are_refused(small_model, converted, tmp_path, kind):
-    make, says, outcome = REFUSED[kind]
+    make, what, remedy = REFUSED[kind]
     make(shutil.copytree(small_model, tmp_path / "model"))
-    for stage in JUDGED:
-        with pytest.raises(ValueError) as error:  # noqa: PT011 (its text is checked)
-            stage.LLM(str(tmp_path / "model"), device="cpu")
-        assert says in str(error.value)
-        assert str(tmp_path / "model") in str(error.value)
-        assert "\n" not in str(error.value)
-    status, said, directory = converted(tmp_path / "model")
-    if outcome is True:
-        assert status == 0, said
-        check_equal(directory)
-    else:
-        assert (status, outcome in said) == (2, True), said
+    status, said, _ = converted(tmp_path / "model")
+    assert (status, what in said, remedy in said, str(tmp_path / "model") in said) == (2, True, True, True), said
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (dict(model_type="llama"), "model_type is 'llama'"),
+        (dict(activation_function="relu"), "activation_function is 'relu'"),
+        (dict(tie_word_embeddings=False), "tie_word_embeddings"),
+        (dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx"),
+        (dict(scale_attn_weights=1), "scale_attn_weights is 1, supported: True"),
+        (dict(auto_map={"AutoModel": "x.Y"}), "auto_map is"),
+        (dict(n_head=5), "n_embd 48 is not a multiple of n_head 5"),
+        (dict(n_layer=0), "n_layer"),
+        (dict(vocab_size="many"), "vocab_size"),
+        (dict(n_positions=None), "n_positions"),
+        (dict(n_layer=True), "n_layer must be a whole number from 1 to 1000, got True"),
+        (dict(n_layer=10**9), "n_layer must be a whole number from 1 to 1000, got 1000000000"),
+        (dict(n_embd=10**9), "n_embd must be a whole number"),
+        (dict(vocab_size=10**4000), "vocab_size must be a whole number .*, got 1000+$"),
+        (dict(layer_norm_epsilon=None), "layer_norm_epsilon"),
+        (dict(eos_token_id="end"), "eos_token_id"),
+        (dict(eos_token_id=True), "eos_token_id .* got True"),
+    ],
+)
+def test_bad_config(small_model, tmp_path, changes, says):
+    source = shutil.copytree(small_model, tmp_path / "model")
+    (source / "generation_config.json").unlink(missing_ok=True)
+    rewrite(source / "config.json", **changes)
+    with pytest.raises(ValueError, match=says) as error:
+        convert.convert(source, tmp_path / "made")
+    assert "config.json" in str(error.value)
+
+
+def test_the_largest_sizes(tmp_path):
+    """The configuration alone is read."""
+    largest = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)
+    assert layout_config(tmp_path, largest).items() >= largest.items()
+    assert layout_config(tmp_path, dict.fromkeys(largest, 1)).items() >= dict.fromkeys(largest, 1).items()
+    for name, most in largest.items():
+        for wrong in (0, most + 1):
+            with pytest.raises(ValueError, match=f"{name} must be a whole number from 1 to {most}, got {wrong}"):
+                layout_config(tmp_path, largest | {name: wrong})
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "", "[" * 100_000, '{"n_layer":' * 100_000])
+def test_config_that_is_no_json_object(small_model, tmp_path, content):
+    source = shutil.copytree(small_model, tmp_path / "model")
+    (source / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"config.json"):
+        convert.convert(source, tmp_path / "made")
+
+
+def mutate(content, rng):
+    """Realistic damage to a file: cut short, bytes changed, lost, doubled, or from elsewhere."""
+    content, (a, b) = bytearray(content), sorted(rng.randrange(len(content)) for _ in range(2))
+    kind = rng.randrange(6)
+    if kind == 0:
+        del content[a:]
+    elif kind == 1:
+        del content[a : min(b, a + 40)]
+    elif kind == 2:
+        content[a:a] = content[a : min(b, a + 40)]
+    elif kind == 3:
+        content[a : a + 8] = rng.randbytes(8)
+    else:  # near the front, where what describes the rest is
+        for _ in range(rng.randrange(1, 4)):
+            content[rng.randrange(min(len(content), 2000))] ^= 1 << rng.randrange(8)
+    return bytes(content)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A checkpoint of a few kilobytes in several layouts, with a tokenizer of its own."""
+    directory = tmp_path_factory.mktemp("tiny")
+    write_checkpoint(directory, n_layer=1, n_head=2, n_embd=4, n_positions=8, vocab_size=262)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    tensors = load_file(directory / "model.safetensors")
+    names = sorted(tensors)
+    for number, part in (("1", names[::2]), ("2", names[1::2])):
+        save_file({name: tensors[name] for name in part}, directory / f"model-{number}-of-2.safetensors")
+    torch.save(tensors, directory / "pytorch_model.bin")
+    torch.save(tensors, directory / "legacy.bin", _use_new_zipfile_serialization=False)
+    merges = ["Ġ t", "h e", "Ġt he", "i n", "Ġ a"]
+    (directory / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
+    tokens = [*STAGES[0].byte_alphabet(), *(merge.replace(" ", "") for merge in merges), END]
+    (directory / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("file", "layout"),
+    [
+        ("config.json", "model.safetensors"),
+        ("merges.txt", "model.safetensors"),
+        ("vocab.json", "model.safetensors"),
+        ("model.safetensors", "model.safetensors"),
+        ("pytorch_model.bin", "pytorch_model.bin"),
+        ("legacy.bin", "pytorch_model.bin"),
+        ("model-1-of-2.safetensors", "model-2-of-2.safetensors"),
+    ],
+)
+@pytest.mark.parametrize("number", [40, pytest.param(200, marks=pytest.mark.soak)])
+def test_damaged_files(tiny, tmp_path, monkeypatch, file, layout, number):
+    """Each is converted, or a ValueError names the file or its directory."""
+    monkeypatch.setitem(sys.modules, "transformers", None)  # it would take most of the time
+    rng, errors, source = random.Random(0), 0, tmp_path / "model"
+    source.mkdir()
+    for name in ("config.json", "merges.txt", "vocab.json", layout):
+        shutil.copy(tiny / name, source / name)
+    original, target = (tiny / file).read_bytes(), source / ("pytorch_model.bin" if file == "legacy.bin" else file)
+    for content in [original, *(mutate(original, rng) for _ in range(number))]:
+        target.write_bytes(content)
+        if error := error_of(source, tmp_path / "made"):
+            errors += 1
+            assert "\n" not in error
+            assert str(source) in error, error
+            assert content != original
+    assert errors > number // 10
+
+
+def error_of(source, directory) -> str | None:
+    """What the ValueError says, if it can't be converted."""
+    try:
+        convert.convert(source, directory)
+    except ValueError as error:
+        return str(error)
+    shutil.rmtree(directory)
+    return None

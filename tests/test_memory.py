@@ -1,7 +1,14 @@
 """How much memory is free, in the system and within the limits of control groups, which containers are."""
 
+import shlex
+import subprocess
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
+
+from tests.adapter import ROOT, STAGES
 
 pytestmark = pytest.mark.covers("support/memory.py")
 GB = 1 << 30
@@ -59,6 +66,29 @@ def test_a_group_around_has_the_limit(free_memory):
 def test_within_a_namespace(free_memory):
     """A container may see only its own group, at the root, whatever its name outside is."""
     assert free_memory(("", 4 * GB, 3 * GB, 0), own="docker/1f2e") == GB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it")
+def test_a_limit_of_the_process(free_memory, stage, monkeypatch):
+    """As `ulimit -v` sets it. What is mapped already counts; the groups' limits still hold."""
+    psutil = stage.part("memory").psutil
+    monkeypatch.setattr(psutil.Process, "rlimit", lambda self, kind: (kind == psutil.RLIMIT_AS and 6 * GB, -1))
+    monkeypatch.setattr(psutil.Process, "memory_info", lambda self: SimpleNamespace(vms=2 * GB))
+    assert free_memory() == 4 * GB
+    assert free_memory(("a/b", 4 * GB, 3 * GB, GB // 2)) == 1.5 * GB
+    monkeypatch.setattr(psutil.Process, "memory_info", lambda self: SimpleNamespace(vms=7 * GB))
+    assert free_memory() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this limit")
+@pytest.mark.parametrize("stage", STAGES[:1], ids=str)
+def test_too_little_to_load_a_model(stage):
+    """One line, whatever the system as a whole has free."""
+    command = f"ulimit -v 2000000; exec {shlex.quote(sys.executable)} -m {stage.command} --model gpt2-large"
+    command += " --load-format dummy --prompts x --max-tokens 1"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "the weights take 3,096,120,320 bytes of memory, but only" in done.stderr
 
 
 def test_on_cuda(stage, monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from stagewise.convert import convert
 from tests.adapter import STAGES, TINYTALES, random_prompts
 
 pytestmark = pytest.mark.covers("model.py", "batch.py", "runner.py", "fast_model.py")
@@ -108,7 +109,7 @@ def test_half_precision(stage, small_checkpoint, dtype):
 
 
 def test_head_of_checkpoint_without_prefix(stage, small_checkpoint, tmp_path):
-    """Names as on the hub, without "transformer." and with the stored causal masks: the same logits."""
+    """Names as on the hub, without "transformer." and with the stored causal masks, converted: the same logits."""
     model = GPT2LMHeadModel.from_pretrained(small_checkpoint).eval()
     state = {name.removeprefix("transformer."): t for name, t in model.state_dict().items()}
     state["h.0.attn.bias"] = torch.ones(1, 1, 48, 48).tril()
@@ -116,9 +117,10 @@ def test_head_of_checkpoint_without_prefix(stage, small_checkpoint, tmp_path):
     torch.save(state, tmp_path / "pytorch_model.bin")
     for name in ("config.json", "merges.txt"):
         shutil.copy2(small_checkpoint / name, tmp_path)
+    convert(tmp_path, tmp_path / "made")
     prompt = random_prompts(211, [6])[0]
     with stage.recorded_logits() as recorded:
-        outputs = stage.LLM(tmp_path, device="cpu").generate(
+        outputs = stage.LLM(tmp_path / "made", device="cpu").generate(
             [prompt], stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
         )
     logits = [recorded[outputs[0].request_id, i] for i in range(3)]

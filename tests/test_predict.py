@@ -15,6 +15,7 @@ from exercises import __main__ as cli
 from exercises import catalogue, experiments, predict
 from exercises.experiments import EXPERIMENTS, Experiment, Outcome, Question
 from stage06_fast.kernels.c_kernel import load_kernel
+from stagewise.layout import write_config
 from tests.adapter import ROOT, STAGES
 
 QUESTIONS = (Question("How many passes?", "passes", "passes"), Question("How many times faster?", "speed", "times"))
@@ -268,7 +269,7 @@ def test_an_interrupt_where_it_is_typed(tmp_path):
 def small(tmp_path_factory):
     """A model for which nothing takes time."""
     directory = tmp_path_factory.mktemp("small")
-    (directory / "config.json").write_text(json.dumps(SMALL))
+    write_config(directory, SMALL)
     return str(directory)
 
 

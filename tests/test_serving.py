@@ -1060,7 +1060,6 @@ def test_templates_that_are_refused_at_the_start(tmp_path, capsys, small_checkpo
         ("a\n{% for %}", {}, "line 2"),
         ("{{ eos_tokens }}{{ pad_token }}", {}, "eos_tokens, pad_token, which is not supplied"),
         ("{% if think %}{% endif %}", {}, "it can use add_generation_prompt, bos_token, documents, eos_token"),
-        ("{{ eos_token }}", {"eos_token": "</s>"}, "own: the added token"),
         (None, {"chat_template": several}, "tokenizer_config.json has several chat templates"),
         (None, {"chat_template": "{{ x }}"}, "tokenizer_config.json uses x, which is not supplied"),
         (b"\xff", {}, "template.jinja is not UTF-8"),

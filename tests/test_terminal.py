@@ -318,3 +318,16 @@ def test_which_limits_ended_outputs():
     command = ["--max-model-len", 8, "--ignore-eos", "--max-tokens", 4]
     _, _, stderr = STAGES[4].main("A fox", "One two three four five six", *command)
     assert stderr.endswith("; 1 stopped at --max-model-len, 1 stopped at --max-tokens\n")
+
+
+def test_a_lack_of_memory_is_one_line(capsys):
+    """Of torch, too, which raises no kind of error for it on a CPU; other errors of its are bugs."""
+    words = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried\nto"
+    for error in (MemoryError(), RuntimeError(words), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")):
+        outcome = console.Outcome("x")
+        with outcome:
+            raise error
+        said = capsys.readouterr().err
+        assert (outcome.status, said.count("\n"), "emory" in said) == (2, 1, True)
+    with pytest.raises(RuntimeError, match="shape"), console.Outcome("x"):
+        raise RuntimeError("the shape is wrong")

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from exercises.grading import Wrong, of_machine
+from stagewise.layout import write_config
 from tools.engines import STAGES, OwnEngine, random_prompts, unknown_argument
 
 FIRST = STAGES[0]  # the reference: without batches, caches and blocks, little can be wrong
@@ -101,8 +102,10 @@ def write_model(folder: Path, seed: int = 0, readable: bool = True, eos: int = E
         tensors[f"transformer.{name}"] = (tensor.t() if transposed else tensor).contiguous()
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes, "eos_token_id": eos}))
     (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(MERGES) + "\n", encoding="utf-8")
+    tokens = [*FIRST.byte_alphabet(), *(merge.replace(" ", "") for merge in MERGES), "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    write_config(folder, {**sizes, "eos_token_id": eos})
     return folder
 
 

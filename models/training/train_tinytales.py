@@ -63,7 +63,8 @@ from tale_grammar import (  # noqa: E402
 from stage04_continuous import LLM, SamplingParams  # noqa: E402
 from stage04_continuous.support.outputs import CompletionOutput  # noqa: E402
 from stage04_continuous.support.tokenizer import Tokenizer  # noqa: E402
-from stage04_continuous.support.vocabulary import read_vocabulary  # noqa: E402
+from stagewise.layout import write_config  # noqa: E402
+from stagewise.vocabulary import read_json, read_vocabulary  # noqa: E402
 
 MODELS = Path(__file__).parent.parent
 MODEL, DRAFT = MODELS / "tinytales", MODELS / "tinytales-draft"
@@ -446,13 +447,14 @@ def export(model: GPT2LMHeadModel, run: dict, place: Path) -> None:
     model.config.activation_function = "gelu_new"
     model.half().save_pretrained(place)
     (place / "training.json").write_text(json.dumps(run) + "\n")
-    if place != MODEL:
-        return
-    vocabulary, *_ = read_vocabulary(place)
-    vocabulary.setdefault("<|endoftext|>", len(vocabulary))
-    (place / "vocab.json").write_text(
-        json.dumps(vocabulary, ensure_ascii=False, separators=(",", ":")), encoding="utf-8"
-    )
+    if place == MODEL:
+        (place / "vocab.json").unlink(missing_ok=True)
+        vocabulary = read_vocabulary(place).ids
+        vocabulary.setdefault("<|endoftext|>", len(vocabulary))
+        (place / "vocab.json").write_text(
+            json.dumps(vocabulary, ensure_ascii=False, separators=(",", ":")), encoding="utf-8"
+        )
+    write_config(place, read_json(place / "config.json"))
 
 
 # --- Evaluation -----------------------------------------------------------------------------------------------------

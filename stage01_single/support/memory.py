@@ -15,10 +15,13 @@ FILES = {  # by controller: the limit, what is used, and which part of that is c
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process can still get: what the system has free, or less under a container's limit."""
+    """Bytes that this process can still get: what the system has free, or less under its own or a container's limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = psutil.virtual_memory().available
+    free, process = psutil.virtual_memory().available, psutil.Process()
+    if hasattr(process, "rlimit"):  # Linux: `ulimit -v` limits what a process may map
+        limit = process.rlimit(psutil.RLIMIT_AS)[0]
+        free = free if limit == psutil.RLIM_INFINITY else min(free, max(0, limit - process.memory_info().vms))
     groups = []
     with contextlib.suppress(OSError):  # not Linux, or hidden
         groups = GROUP.read_text(encoding="utf-8").splitlines()

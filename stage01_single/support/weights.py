@@ -1,64 +1,39 @@
 """A model's files: find them, read its sizes, load its weights.
 
-A model is `tinytales` (bundled), a GPT-2 size (downloaded once), or a directory in Hugging Face layout: config.json, a
-tokenizer, and the weights as model.safetensors, whole or in shards, or pytorch_model.bin. Anything that would give
-other numbers than transformers is refused, with an error that names the file and the key.
+A model is a name, `tinytales` (bundled) or a GPT-2 size (downloaded once), or a directory that `stagewise convert`
+wrote. Both have the layout of OpenAI's GPT-2 on the Hub: config.json, vocab.json, merges.txt, and the weights as
+model.safetensors, whole or in shards.
 """
 
 import functools
-import logging
+import hashlib
+import json
 import math
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .memory import free_memory
-from .tokenizer import Tokenizer
-from .vocabulary import SETTINGS, SPARE, check_values, convert_hint, read_json
-
-logger = logging.getLogger(__name__)
+from .tokenizer import FILES, Tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 # The bundled models: next to the stages, or where a wheel installs them.
 BUNDLED = next(filter(Path.is_dir, ROOT.glob("stagewise/models/tinytales")), ROOT / "models" / "tinytales")
-BUNDLED_NAMES = ("tinytales", "tinytales-draft")
+BUNDLED_NAMES = ("tinytales", "tinytales-draft")  # the second one has no tokenizer of its own
 HUB_SIZES = {
     "gpt2": dict(n_layer=12, n_head=12, n_embd=768),
     "gpt2-medium": dict(n_layer=24, n_head=16, n_embd=1024),
     "gpt2-large": dict(n_layer=36, n_head=20, n_embd=1280),
     "gpt2-xl": dict(n_layer=48, n_head=25, n_embd=1600),
 }
-GPT2_VOCABULARY = 50257
-# Keys of config.json that are sizes, with their limits: a larger one would fill the memory before any weight is read.
-LARGEST = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)
-# Its keys that change numbers, with their supported values, the default first.
-SUPPORTED = {
-    "model_type": ("gpt2",),
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of the tanh form
-    "tokenizer_class": SETTINGS["tokenizer_class"],
-    **dict.fromkeys(("tie_word_embeddings", "scale_attn_weights"), (True,)),
-    **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "add_cross_attention", "is_encoder_decoder"), (False,)),
-}
-# Its keys that change nothing here: training, other heads, sampling, notes. Any other key is refused.
-UNUSED = {
-    *("attn_pdrop", "embd_pdrop", "resid_pdrop", "initializer_range", "gradient_checkpointing", "problem_type"),
-    *("reorder_and_upcast_attn", "use_cache", "n_ctx", "output_past", "n_special", "predict_special_tokens"),
-    *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
-    *("num_labels", "_num_labels", "id2label", "label2id", "finetuning_task", "task_specific_params", "is_decoder"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "torchscript", "return_dict"),
-    *("output_attentions", "output_hidden_states", "chunk_size_feed_forward", "attn_implementation"),
-    *("architectures", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "use_bfloat16"),
-    *("_attn_implementation", "_attn_implementation_autoset", "do_sample", "max_length", "min_length", "num_beams"),
-    *("temperature", "top_k", "top_p", "repetition_penalty", "length_penalty", "early_stopping", "prefix"),
-}
+MARK = "stagewise"  # the key of config.json whose value says that `stagewise convert` wrote these files
+SIZES = ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size")
 STORED_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # [in, out], the transpose of torch's nn.Linear
-STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-GENERATION = "generation_config.json"
-MOST_MAPPED = 1 << 24  # bytes read before a file is opened again: what was read stays in memory until then
 
 
 class Checkpoint:
@@ -82,17 +57,14 @@ class Checkpoint:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        size = self.sizes["vocab_size"] if self.config.load_format == "auto" else GPT2_VOCABULARY
-        directory = tokenizer_directory(self.directory, self.config.tokenizer, size)
-        tokenizer = Tokenizer(directory)
-        if size > tokenizer.num_tokens + SPARE:
-            raise ValueError(f"{directory}: the tokenizer has {tokenizer.num_tokens:,} tokens, config.json {size:,}")
-        return tokenizer
+        if self.config.tokenizer is not None:
+            return Tokenizer(find_model(self.config.tokenizer, "dummy"))
+        return Tokenizer(self.directory if (self.directory / "vocab.json").exists() else BUNDLED)
 
     def load(self, model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         """Fill a model that was built on the meta device, which takes no memory.
 
-        Raises ValueError naming the file and the tensors that are missing, unexpected, of a wrong shape or not finite.
+        Raises ValueError naming the file and a tensor that is missing, unexpected, of a wrong shape or not finite.
         """
         shapes = {name: parameter.shape for name, parameter in model.state_dict().items()}
         check_memory(sum(map(math.prod, shapes.values())) * dtype.itemsize, device)
@@ -105,34 +77,29 @@ class Checkpoint:
         model.requires_grad_(False)
 
 
-# --- Finding --------------------------------------------------------------------------------------------------------
-
-
 def find_model(model: str, load_format: str) -> Path:
     """The directory of a model. A GPT-2 size is downloaded unless it is cached; with `load_format="dummy"` it is the
     bundled directory, for its tokenizer.
 
-    Raises ValueError for an unknown name, OSError if the download fails.
+    Raises ValueError for an unknown name and for a directory in another layout, OSError if the download fails.
     """
     if model in HUB_SIZES:
         return BUNDLED if load_format == "dummy" else download(model)
     directory = BUNDLED.parent / model if model in BUNDLED_NAMES else Path(model)
-    if directory.is_dir():
-        return directory
-    if directory.is_file():
-        raise ValueError(f"model {model!r} is a file, not a directory; {convert_hint(directory)}")
-    bundled = ", which comes with the repository of these stages" if model in BUNDLED_NAMES else ""
-    names = ", ".join([*BUNDLED_NAMES, *HUB_SIZES])
-    raise ValueError(
-        f"model {model!r}: there is no directory {directory}{bundled}; the named models, all GPT-2s, are {names}"
-    )
+    if not directory.exists():
+        names = ", ".join([*BUNDLED_NAMES, *HUB_SIZES])
+        bundled = ", which comes with the repository of these stages" if model in BUNDLED_NAMES else ""
+        raise ValueError(f"model {model!r}: there is no directory {directory}{bundled}; the named models are {names}")
+    if model not in BUNDLED_NAMES and not is_converted(directory):
+        raise ValueError(f"{directory} is not in the layout that a stage reads; {convert_hint(directory)}")
+    return directory
 
 
 def download(model: str) -> Path:
     """The files of a GPT-2 size, in huggingface_hub's cache."""
     from huggingface_hub import snapshot_download
 
-    patterns = ["config.json", GENERATION, "merges.txt", "vocab.json", "*.safetensors", "*.safetensors.index.json"]
+    patterns = ["config.json", *FILES, "*.safetensors", "*.safetensors.index.json"]
     try:
         return Path(snapshot_download(f"openai-community/{model}", allow_patterns=patterns))
     except Exception as error:  # network and cache errors of many kinds
@@ -143,135 +110,60 @@ def download(model: str) -> Path:
         ) from error
 
 
-def tokenizer_directory(directory: Path, tokenizer: str | None = None, vocab_size: int = GPT2_VOCABULARY) -> Path:
-    """The directory of a model's tokenizer: what the option says, else the model's own. A model without one gets
-    GPT-2's if the vocabulary has GPT-2's size, and the log says so."""
-    place = directory if tokenizer is None else find_model(tokenizer, "dummy")
-    for pattern in ("*.model", "*.tiktoken", "tekken.json", "vocab.txt"):
-        for other in place.glob(pattern):
-            raise ValueError(f"{other} is another kind of tokenizer; GPT-2's is tokenizer.json or merges.txt")
-    if (place / "tokenizer.json").exists() or (place / "merges.txt").exists():
-        return place
-    why = f"{place} has no tokenizer (tokenizer.json or merges.txt)"
-    is_gpt2 = GPT2_VOCABULARY <= vocab_size <= GPT2_VOCABULARY + SPARE
-    if tokenizer is not None or (place / "vocab.json").exists() or not is_gpt2:
-        raise ValueError(f"{why}; name one with --tokenizer: a directory, or gpt2")
-    logger.warning("%s: GPT-2's is used; --tokenizer names others", why)
-    return BUNDLED
+def is_converted(directory: Path) -> bool:
+    """Whether a directory's files, but for the weights, are what `stagewise convert` wrote."""
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+        return config.get(MARK) == mark_of(directory, config)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
 
 
-# --- Configuration --------------------------------------------------------------------------------------------------
+def mark_of(directory: Path, config: dict[str, Any]) -> str:
+    """A hash of config.json and of the other files but the weights. If a program changes one of them later, or adds
+    one, the mark no longer fits."""
+    total = hashlib.sha256(json.dumps({**config, MARK: None}, sort_keys=True).encode())
+    for path in sorted({*directory.glob("*.json"), *directory.glob("*.txt")} - {directory / "config.json"}):
+        total.update(path.name.encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+def convert_hint(path: Path) -> str:
+    """What to do with a directory or file that can't be read here."""
+    return f"`stagewise convert {shlex.quote(str(path))} DIRECTORY` makes a directory that can be read, or says why not"
 
 
 def read_config(model: str, directory: Path, load_format: str) -> dict[str, Any]:
-    """The fields of ModelConfig. Raises ValueError for anything that this GPT-2 does not compute."""
+    """The fields of ModelConfig."""
     if model in HUB_SIZES and load_format == "dummy":
         return HUB_SIZES[model] | {"n_inner": 4 * HUB_SIZES[model]["n_embd"]}
-    path, adapter = directory / "config.json", directory / "adapter_config.json"
-    if adapter.exists():
-        raise ValueError(f"{adapter} is an adapter, which is not applied here; {convert_hint(directory)}")
-    if not path.exists():
-        raise ValueError(f"{directory} has no config.json; {convert_hint(directory)}")
-    config = read_json(path)
-    check_values(path, config, SUPPORTED)
-    given = {key for key, value in config.items() if value is not None}
-    if unknown := given - {*SUPPORTED, *UNUSED, *LARGEST, "layer_norm_epsilon"}:
-        raise ValueError(f"{path}: unsupported key {min(unknown)!r:.60} may change numbers; {convert_hint(directory)}")
-    if "n_inner" not in given and isinstance(config.get("n_embd"), int):
-        config["n_inner"] = 4 * config["n_embd"]
-    for key, largest in LARGEST.items():
-        if type(config.get(key)) is not int or not 1 <= config[key] <= largest:  # a bool is an int, too
-            raise ValueError(f"{path}: {key} must be a whole number from 1 to {largest}, got {config.get(key)!r:.60}")
-    if config["n_embd"] % config["n_head"]:
-        raise ValueError(f"{path}: n_embd {config['n_embd']} is not a multiple of n_head {config['n_head']}")
-    epsilon = config.get("layer_norm_epsilon", 1e-5)
-    if not isinstance(epsilon, float) or not 0 < epsilon < 1:
-        raise ValueError(f"{path}: layer_norm_epsilon must be a number between 0 and 1, got {epsilon!r:.60}")
-    generation = directory / GENERATION  # alone, if it exists, also if it names no end token
-    where, given = (generation, read_json(generation)) if generation.exists() else (path, config)
-    eos = end_tokens(where, given.get("eos_token_id"))
-    # A small model may keep GPT-2's end token in its configuration although its vocabulary has no such token.
-    eos = tuple(dict.fromkeys(token_id for token_id in eos if 0 <= token_id < config["vocab_size"]))
-    return {key: config[key] for key in LARGEST} | {"layer_norm_epsilon": epsilon, "eos_token_ids": eos}
-
-
-def end_tokens(path: Path, eos: Any) -> list[int]:
-    """The token ids in an eos_token_id, which is none, one or a list. path: the file, for the error."""
-    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    if not all(type(token_id) is int for token_id in ids):
-        raise ValueError(f"{path}: eos_token_id must be a token id or a list of them, got {eos!r:.60}")
-    return ids
-
-
-# --- Weights --------------------------------------------------------------------------------------------------------
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The files that hold the weights: safetensors before .bin, whole before sharded."""
-    shards = sorted(directory.glob("model-*-of-*.safetensors"))
-    for files in ([directory / "model.safetensors"], shards, [directory / "pytorch_model.bin"]):
-        if files and files[0].exists():
-            return files
-    raise ValueError(f"{directory} has neither model.safetensors nor pytorch_model.bin; {convert_hint(directory)}")
-
-
-def open_weights(path: Path) -> dict[str, Callable[[], Tensor]]:
-    """The name of each tensor in a file, and what reads it. Raises ValueError if the file holds something else."""
-    opened, num_bytes = None, 0
-
-    def read(name: str) -> Tensor:
-        nonlocal opened, num_bytes
-        if opened is None or num_bytes > MOST_MAPPED:  # opening for each tensor would be quadratic
-            opened, num_bytes = safe_open(path, framework="pt"), 0
-        tensor = opened.get_tensor(name)
-        num_bytes += tensor.nbytes
-        return tensor
-
-    try:
-        if path.suffix == ".bin":
-            tensors = torch.load(path, map_location="cpu", weights_only=True)  # a pickle from elsewhere can run code
-            return {str(name): tensor.detach for name, tensor in tensors.items()}
-        with safe_open(path, framework="pt") as file:
-            return {name: functools.partial(read, name) for name in list(file.keys())}
-    except Exception as error:  # a damaged pickle can raise anything, and torch's message says how to let it run code
-        with path.open("rb") as file:
-            begin = file.read(24)
-        why = f"{path} is damaged, or has more in it than tensors (it begins with {begin!r})"
-        raise ValueError(f"{why}; {convert_hint(path.parent)}") from error
+    config = json.loads((directory / "config.json").read_bytes())
+    eos = config.get("eos_token_id")
+    sizes = {name: config[name] for name in SIZES} | {"n_inner": config.get("n_inner") or 4 * config["n_embd"]}
+    sizes |= {"layer_norm_epsilon": config.get("layer_norm_epsilon", 1e-5)}
+    return sizes | {"eos_token_ids": tuple(eos if isinstance(eos, list) else [] if eos is None else [eos])}
 
 
 def read_tensors(directory: Path, shapes: dict[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint under the model's names and in its orientation. All names are checked first."""
-    found = {}
-    for path in weight_files(directory):
-        for stored, read in open_weights(path).items():
-            name = stored.removeprefix("transformer.")
-            if name in found:
-                raise ValueError(f"{path}: tensor {stored!r} appears twice, as {name!r} or in another file")
-            if not name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, which old checkpoints stored
-                found[name] = path, stored, read
-    if unexpected := found.keys() - shapes.keys() - {"lm_head.weight"}:
-        names = name_some({found[name][1] for name in unexpected})
-        raise ValueError(
-            f"{directory}: unexpected {names}, of another model or head, or quantized; {convert_hint(directory)}"
-        )
-    if missing := shapes.keys() - found.keys():
-        raise ValueError(f"{directory}: missing {name_some(missing)}")
-    if "lm_head.weight" in found:
-        *_, read = found.pop("lm_head.weight")
-        if not torch.equal(read(), found["wte.weight"][-1]()):
-            raise ValueError(f"{directory}: lm_head.weight differs from wte.weight, as GPT-2's does not")
-    for name, (path, stored, read) in found.items():
-        tensor, transposed = read(), name.endswith(STORED_TRANSPOSED)
-        if tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided or tensor.dtype not in STORED_DTYPES:
-            kind = f"{tensor.dtype}, {tensor.layout}, {tensor.device}"
-            raise ValueError(f"{path}: tensor {stored!r} is quantized, sparse or of another unsupported type ({kind})")
-        shape = shapes[name][::-1] if transposed else shapes[name]
-        if tensor.shape != shape:
-            raise ValueError(
-                f"{path}: tensor {stored!r} has shape {list(tensor.shape)}, config.json implies {list(shape)}"
-            )
-        yield name, tensor.t() if transposed else tensor
+    found, path = {}, directory
+    try:
+        for path in sorted(directory.glob("model*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                found |= {name.removeprefix("transformer."): (path, name) for name in list(file.keys())}
+        found = {name: place for name, place in found.items() if not name.endswith(".attn.bias")}  # the causal mask
+        for what, names in (("missing", shapes.keys() - found.keys()), ("unexpected", found.keys() - shapes.keys())):
+            if names:
+                raise ValueError(f"{directory}: {what} {min(names)}; {convert_hint(directory)}")
+        for name, (path, stored) in found.items():
+            with safe_open(path, framework="pt") as file:  # for each, or what was read would stay in memory
+                tensor = file.get_tensor(stored)
+            tensor = tensor.t() if name.endswith(STORED_TRANSPOSED) else tensor
+            if tensor.shape != shapes[name]:
+                raise ValueError(f"{path}: the shape of {stored} does not fit config.json; {convert_hint(directory)}")
+            yield name, tensor
+    except SafetensorError as error:
+        raise ValueError(f"{path} can't be read: {error}; {convert_hint(directory)}") from None
 
 
 def dummy_tensors(shapes: dict[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
@@ -299,9 +191,3 @@ def check_memory(num_bytes: int, device: torch.device) -> None:
     free = free_memory(device)
     if num_bytes > free:
         raise ValueError(f"the weights take {num_bytes:,} bytes of memory, but only {free:,} are free; see --dtype")
-
-
-def name_some(names: set[str]) -> str:
-    """The first few names, and the number of others."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{', '.join(sorted(names)[:5])}{more}"

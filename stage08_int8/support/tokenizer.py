@@ -1,23 +1,37 @@
 """Text to token ids and back: GPT-2's byte-level byte-pair encoding, with transformers' ids and texts.
 
-tiktoken merges, by the ranks that vocabulary.py reads. Added tokens, such as `[PAD]` or `<|user|>`, are cut out of a
-text before anything is merged. So is the literal text `<|endoftext|>` in a prompt: strip it from text that you do not
-trust.
+tiktoken merges. Added tokens, such as `[PAD]` or `<|user|>`, are cut out of a text before anything is merged. So is the
+literal text `<|endoftext|>` in a prompt: strip it from text that you do not trust.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
 """
 
 import codecs
+import json
 import re
 from pathlib import Path
 
 import tiktoken
 
-from .vocabulary import END_OF_TEXT, byte_alphabet, read_vocabulary
-
+FILES = ("vocab.json", "merges.txt", "added_tokens.json")  # the last one only if tokens were added to GPT-2's
+END_OF_TEXT = "<|endoftext|>"
 # How text is split before any merging: contractions, words, numbers, punctuation, runs of spaces. A possessive
 # quantifier (`++`) never gives characters back, so a run of 100,000 letters is matched in one go.
 PIECES = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+SPACES = "".join(chr(i) for i in range(0x3001) if chr(i).isspace() and not 0x1C <= i <= 0x1F)  # Unicode's White_Space
+
+
+def byte_alphabet() -> dict[str, bytes]:
+    """The 256 printable characters that files write bytes as, each with its byte, in the order of GPT-2's ids.
+
+    Printable bytes stand for themselves and come first; the other 68 are written as the characters from U+0100 on.
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = [chr(byte) for byte in printable] + [chr(256 + n) for n in range(len(others))]
+    return {c: bytes([b]) for c, b in zip(characters, printable + others, strict=True)}
+
+
 ALPHABET = byte_alphabet()
 
 
@@ -42,15 +56,24 @@ class Tokenizer:
     """
 
     def __init__(self, directory: Path):
-        ids, ranks, added = read_vocabulary(directory)
+        ids = json.loads((directory / "vocab.json").read_bytes())
+        merges = (directory / "merges.txt").read_text(encoding="utf-8").split("\n")[1:]  # after the version
+        tokens = [*ALPHABET, *(merge.replace(" ", "") for merge in merges if merge)]  # those that have a rank
+        if (directory / "added_tokens.json").exists():
+            added = json.loads((directory / "added_tokens.json").read_bytes())
+        else:
+            added = {END_OF_TEXT: {"id": ids[END_OF_TEXT], "special": True, "normalized": True}}
         self._added = {text: token["id"] for text, token in added.items()}
+        self._lstrip = {
+            text for text, token in added.items() if token.get("lstrip")
+        }  # they take the spaces before them
         self._bytes = {token_id: to_bytes(token) for token, token_id in (ids | self._added).items()}
-        self._ids = [ids[token] for token in ranks]  # by rank
+        self._ids = [ids[token] for token in tokens]
         self.num_tokens = len(self._bytes)
         self.special = {token["id"]: text for text, token in added.items() if token["special"]}
         self.end_of_text_id = self._added.get(END_OF_TEXT, next(iter(self.special), 0))
-        merges = {self._bytes[token_id]: rank for rank, token_id in enumerate(self._ids)}
-        self._encoding = tiktoken.Encoding("gpt2", pat_str=PIECES, mergeable_ranks=merges, special_tokens={})
+        ranks = {self._bytes[token_id]: rank for rank, token_id in enumerate(self._ids)}
+        self._encoding = tiktoken.Encoding("gpt2", pat_str=PIECES, mergeable_ranks=ranks, special_tokens={})
         self._patterns = []
         for normalized in (False, True):  # as transformers: two passes over the text, longer tokens first
             texts = sorted((text for text in added if added[text]["normalized"] is normalized), key=len, reverse=True)
@@ -69,10 +92,11 @@ class Tokenizer:
         for pattern in self._patterns:
             pieces = [part for piece in pieces for part in ([piece] if piece in self._added else pattern.split(piece))]
         token_ids = []
-        for piece in pieces:
+        for piece, following in zip(pieces, [*pieces[1:], ""], strict=True):
             if piece in self._added:
                 token_ids.append(self._added[piece])
             else:
+                piece = piece.rstrip(SPACES) if following in self._lstrip else piece
                 token_ids += [self._ids[rank] for rank in self._encoding.encode_ordinary(piece)]
         return token_ids or [self.end_of_text_id]
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ..batch_file import Answer, BatchJob, Counts, How, Job, LineReader, check_some, describe_batch, open_output
 from ..dataset import check_columns, check_dataset, read_dataset
+from ..resolve import readable
 from ..stages import Stage
 from .worker import Completer, look_at_model
 
@@ -68,7 +69,7 @@ def complete_file(
     check_dataset(source)
     dataset = read_dataset(source)
     check_columns(dataset, how.columns)
-    setup = stage.setup(options, "cuda" if cluster.gpus else "cpu")
+    setup = stage.setup(readable(options), "cuda" if cluster.gpus else "cpu")
     reader = LineReader(stage, setup.config, how)
     lines = reader.read_lines(dataset)
     check_some(lines, source)

@@ -13,6 +13,7 @@ from pathlib import Path
 from ..console import Outcome, flush_streams, prepare_streams, tell
 from ..flags import add_options, options_of, pick_stage
 from ..parser import Parser
+from ..resolve import generation_defaults, readable
 from ..stages import EXACT, SERVING, Stage, limit_threads
 from . import __doc__ as description
 
@@ -118,8 +119,8 @@ def is_loopback(host: str) -> bool:
 def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Service:
     """The service with the engine that the flags ask for."""
     template = load_template(args.chat_template, stage.tokenizer_files(args.model, args.load_format, args.tokenizer))
-    defaults = stage.generation_defaults(args.model, args.load_format) if args.generation_config else {}
-    options = options_of(stage, args)
+    defaults = generation_defaults(stage, args.model, args.load_format) if args.generation_config else {}
+    options = readable(options_of(stage, args))
     engine = stage.AsyncLLM(**options)
     limit_threads(stage, engine.llm)
     if template is not None:
