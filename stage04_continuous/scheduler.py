@@ -86,8 +86,10 @@ class Scheduler:
         return rows
 
     def _row(self, request: Request, budget: int) -> Row:
-        most = min(request.num_new_tokens, budget)
-        num_tokens = max(1, bisect.bisect(range(1, most + 1), budget, key=lambda n: self._cost(request, n)))
+        num_tokens = min(request.num_new_tokens, budget)
+        if self.enable_chunked_prefill and (scored := request.to_score(num_tokens)):
+            before = scored.start - request.num_computed_tokens  # these count once
+            num_tokens = min(num_tokens, before + max(1, (budget - before) // SCORED))
         return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
 
     def _cost(self, request: Request, num_tokens: int) -> int:

@@ -137,8 +137,10 @@ class Scheduler:
         return is_near and request.priority == first.priority
 
     def _row(self, request: Request, budget: int) -> Row:
-        most = min(request.num_new_tokens, budget)
-        num_tokens = max(1, bisect.bisect(range(1, most + 1), budget, key=lambda n: self._cost(request, n)))
+        num_tokens = min(request.num_new_tokens, budget)
+        if self.enable_chunked_prefill and (scored := request.to_score(num_tokens)):
+            before = scored.start - request.num_computed_tokens  # these count once
+            num_tokens = min(num_tokens, before + max(1, (budget - before) // SCORED))
         # Before they are computed: another request of this very step may find them.
         self.block_manager.cache_full_blocks(request, request.num_computed_tokens + num_tokens)
         return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)

@@ -279,9 +279,8 @@ def test_a_scored_token_counts_as_several_in_the_budget(stage, small_checkpoint,
     scored, plain = stage.SamplingParams(max_tokens=0, prompt_logprobs=1), stage.SamplingParams(max_tokens=1)
     output, _ = llm.generate([PROMPTS[3], PROMPTS[2]], [scored, plain], priority=[0, 0])
     check(output, reference, 1)
-    # 39 of 40 tokens are scored, three in a step, and nobody else is admitted before the last of them. The 40th counts
-    # once, and one is left for the plain prompt.
-    assert [[row.num_tokens for row in rows] for rows in steps] == [[3]] * 12 + [[4, 1], [16]]
+    # 39 of 40 tokens are scored, three in a step, and nobody else is admitted before the last of them.
+    assert [[row.num_tokens for row in rows] for rows in steps] == [[3]] * 13 + [[1, 17]]
 
 
 def test_a_scored_prompt_that_may_not_be_cut(stage, small_checkpoint, reference):
