@@ -143,12 +143,16 @@ class How:
         beams: how to search for the completions of every line, if not None.
         columns: which fields have what a line needs.
         chat_template: the text of one; None: the model's own.
+        model, tokenizer: as the command line names them, before a conversion; None: the engine's. The model's name is
+            that of OpenAI's lines, and both may have a chat template.
     """
 
     sampling: Sampling
     beams: Beams | None = None
     columns: Columns = Columns()  # noqa: RUF009 (it is frozen)
     chat_template: str | None = None
+    model: str | None = None
+    tokenizer: str | None = None
 
 
 Job = tuple[int, Line]  # a line's place in the input, and the line
@@ -224,6 +228,7 @@ class LineReader:
         self.stage, self.config, self.llm, columns = stage, config, llm, how.columns
         self.defaults, self.beams, self._template = how.sampling, how.beams, how.chat_template
         self.columns, self.renamed, self.unused = columns, set[str](), set[str]()
+        self.model, self.tokenizer = (how.model, how.tokenizer) if how.model else (config.model, config.tokenizer)
         self._names = {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS} - {"logits_processors"}
         self._like_sampling = self._names | {*BEAM_FIELDS, *FOREIGN_FIELDS} - {*columns.named}
         self._like_sampling |= {"sampling"} if columns.is_scored else set()
@@ -263,7 +268,7 @@ class LineReader:
                 kinds = "a string" if is_openai else "a string or a whole number"
                 raise ValueError(f"{column} must be {kinds}, got {name!r:.80}")
             if is_openai:
-                check_request(values, self.config.model)
+                check_request(values, self.model)
                 if "chat" in values["url"]:
                     self._template_of_chats()
                 line.longest = longest_output(values, self.defaults.params.max_tokens)
@@ -305,7 +310,7 @@ class LineReader:
 
     @functools.cached_property
     def _served(self) -> Any:
-        return served_lines(self.stage, self.llm, self.defaults)
+        return replace(served_lines(self.stage, self.llm, self.defaults), model_name=self.model)
 
     @functools.cached_property
     def _served_chats(self) -> Any:
@@ -324,8 +329,7 @@ class LineReader:
             from .openai.chat import ChatTemplate, load_template, special_tokens
         except ModuleNotFoundError as error:
             raise ValueError(f'chats need what the server needs ({error}): pip install -e ".[serve]"') from None
-        config = self.config
-        directory = self.stage.tokenizer_files(config.model, config.load_format, config.tokenizer)
+        directory = self.stage.tokenizer_files(self.model, self.config.load_format, self.tokenizer)
         if self._template is None:
             template = load_template(None, directory)
         else:

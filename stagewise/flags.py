@@ -271,7 +271,8 @@ def sampling_of(stage: Stage, args: argparse.Namespace) -> Sampling:
 def how_of(stage: Stage, args: argparse.Namespace) -> How:
     """How to complete what the flags name. Raises ValueError or OSError."""
     sampling = sampling_of(stage, args)
-    return How(sampling, beams_of(stage, args, sampling), columns_of(args), template_of(args))
+    beams = beams_of(stage, args, sampling)
+    return How(sampling, beams, columns_of(args), template_of(args), args.model, args.tokenizer)
 
 
 def beams_of(stage: Stage, args: argparse.Namespace, sampling: Sampling) -> Beams | None:

@@ -1,7 +1,6 @@
 """Models as users have them. What is not in the layout that a stage reads is converted once, into the user's cache."""
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -65,10 +64,9 @@ def digest(*values: Any) -> str:
 
 
 def cache() -> Path:
-    """In the user's cache directory, with the compiled kernels; it is removed when it was not used for 30 days."""
+    """In the user's cache directory, with the compiled kernels."""
     directory = STAGES[6].cache_directory() / "models"
     directory.mkdir(exist_ok=True)
-    os.utime(directory)
     return directory
 
 

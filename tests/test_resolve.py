@@ -1,6 +1,7 @@
 """Directories in any layout, on the command line and around the engines: converted once, into the user's cache."""
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -56,6 +57,25 @@ def test_a_directory_is_converted_once(cache, source, small_checkpoint):
         str(TINYTALES),
     ]
     assert readable_model("nonesuch") == "nonesuch"  # a stage says that there is none
+
+
+def test_lines_name_a_model_as_the_command_line_does(cache, tmp_path):
+    """In OpenAI's lines; and a chat's template is the one that its files have, not the converted one's."""
+    source = Path(shutil.copytree(TINYTALES, tmp_path / "tales"))
+    template = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+    (source / "tokenizer_config.json").write_text(json.dumps(template))
+    chat = {"model": str(source), "messages": [{"role": "user", "content": "One day"}], "max_tokens": 3}
+    lines = [
+        {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": chat},
+        {"custom_id": "name", "method": "POST", "url": "/v1/completions", "body": {"prompt": "One", "max_tokens": 3}},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, _, stderr = STAGES[5].main(
+        *("--model", source, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--quiet")
+    )
+    assert status == 0, stderr
+    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert {answer["response"]["body"]["model"] for answer in answers} == {str(source)}
 
 
 def test_a_changed_source_is_converted_again(cache, source):
