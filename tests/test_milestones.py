@@ -337,6 +337,7 @@ CUT = """            draft = self.truncate_at_eos(request, draft[: counts[reques
             if draft := draft[: self.block_manager.extend(request, len(draft))]:
 """
 CUT_AT_END = "            draft = self.truncate_at_eos(request, draft[: counts[request]])\n"
+CUT_AT_BUDGET = "            draft = draft[: counts[request]][:left]\n"
 TAKEN = "            room = self.block_manager.extend(request, len(draft))\n"
 # (what checks the verb of stage 7, module, text of it, what stands there instead, what is told)
 OF_SPECULATION = [
@@ -349,7 +350,7 @@ OF_SPECULATION = [
     ("check_drafts", "speculator", "if row.ready and row.request", "if row.request", "C's row is not ready"),
     ("check_drafts", "speculator", "if row.ready and row.request.output_token_ids", "if row.ready", "B has no output yet"),
     ("check_drafts", "speculator", "self.block_manager.extend(request, len(draft))]", "self.block_manager.extend(request, len(draft)) + 4]", "is room"),
-    ("check_drafts", "speculator", CUT, TAKEN + CUT.replace("self.block_manager.extend(request, len(draft))", "room"), "only for guesses that go through"),
+    ("check_drafts", "speculator", CUT, CUT_AT_BUDGET + TAKEN + CUT.replace("self.block_manager.extend(request, len(draft))", "room"), "only for guesses that go through"),
     ("check_drafts", "speculator", CUT, CUT_AT_END + TAKEN + CUT.replace("self.block_manager.extend(request, len(draft))", "room"), "only for guesses that go through"),
     ("check_stepped", "engine", "return list(dict.fromkeys(updated))", "return updated", "each request once"),
     ("check_stepped", "engine", "self.speculator.update(drafts, updated).items()", "{}.items()", "frees the blocks of rejected guesses"),

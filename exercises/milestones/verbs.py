@@ -878,7 +878,10 @@ def check_found(lab: Lab) -> None:
             again = request(lab, range(1, 10))
             found.append(manager.allocate(again))
             manager.free(again)
-    said = {"`free` gives back the last one first: a first block stays longest": [8, 0]}
+    said = {
+        "`free` gives back the last one first: a first block stays longest": [8, 0],
+        "evict a block's entry when the block is taken": [8, 8],
+    }
     likely = "free blocks that are not in the cache are taken first"
     expect(f"{case}: found for A's tokens, each time", found, [8, 4], said, likely=likely)
     case = "A has 10 tokens and is forked; then A gets 9 9 and the fork 8 8, and both are entered"
