@@ -177,6 +177,7 @@ def grade_file(path: Path, patience: float = child.PATIENCE) -> Grade:
 
 
 def _tell_parts(tell: child.Tell, path: Path) -> None:
+    reference("Llama")  # the first one imports transformers, which takes the longest
     tell.begin()
     try:
         work = load(path)
