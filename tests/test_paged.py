@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
+from stagewise import beams
+from stagewise.sampling import Sampling
 from tests.adapter import STAGES, TINYTALES, random_prompts, stages_that_change, write_checkpoint
 from tests.test_continuous import answers, workload  # noqa: F401 (a fixture)
 from tools.engines import traced
@@ -744,6 +746,35 @@ def test_beams_equal_hugging_face(stage, ending_checkpoint, beam_width, length_p
     assert {c.finish_reason for output in outputs for c in output.outputs} >= {"stop"}
     llm.engine.scheduler.check_integrity()
     assert llm.engine.block_manager.num_free == 150
+
+
+@pytest.fixture(scope="module")
+def always_ending_checkpoint(tmp_path_factory):
+    """Its four end tokens are always the likeliest ones, so they are the first candidates of every beam."""
+    directory = tmp_path_factory.mktemp("ends")
+    sizes = dict(n_layer=1, n_head=2, n_embd=32, n_positions=64, vocab_size=40, eos_token_id=[0, 7, 9, 12])
+    write_checkpoint(directory, seed=3, **sizes)
+    model = GPT2LMHeadModel.from_pretrained(directory)
+    with torch.no_grad():
+        model.transformer.ln_f.bias[:] = 1.0
+        model.transformer.wte.weight[[0, 7, 9, 12]] = torch.tensor([[0.2], [0.21], [0.19], [0.18]])
+    model.save_pretrained(directory)
+    return directory
+
+
+@about_beams
+def test_end_tokens_take_no_beams_place(stage, always_ending_checkpoint):
+    """Each beam has as many candidates as it has end tokens, and one more; with two for each, none would go on."""
+    model = GPT2LMHeadModel.from_pretrained(always_ending_checkpoint).eval()
+    llm = engine(stage, always_ending_checkpoint, max_num_seqs=15, block_size=4, num_blocks=150)
+    sampling = Sampling(stage, max_tokens=6, temperature=0).params
+    with stage.AsyncLLM(str(always_ending_checkpoint), device="cpu") as others:
+        for prompt in random_prompts(40, [3, 9, 16]):
+            expected = [tokens for tokens, _ in reference_beams(model, prompt, 2, 6, 4.0, "never")]
+            assert max(map(len, expected)) > 1
+            assert [c.token_ids for c in llm.beam_search([prompt], 2, 6, 4.0, "never")[0].outputs] == expected
+            found = asyncio.run(beams.search(stage, others, prompt, sampling, beams.Beams(2, 4.0, "never")))
+            assert [list(one.token_ids) for one in found] == expected
 
 
 @about_beams

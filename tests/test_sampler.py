@@ -161,6 +161,30 @@ def test_a_draw_never_takes_what_was_dropped(stage):
         assert draw(weights, u) == 20
 
 
+def test_top_p_comes_before_min_p(stage):
+    """In the other order the second-best token would be dropped: of 0.5 and 0.2 alone, 0.5 is over 0.69."""
+    logits = torch.tensor([[0.5, 0.2, 0.1, 0.1, 0.05, 0.05]]).log()
+    params = stage.SamplingParams(top_p=0.69, min_p=0.3)
+    drawn = {stage.sample(logits, [stage.make_request(params, seed=seed)])[0][0] for seed in range(60)}
+    assert drawn == {0, 1}
+
+
+def test_every_rare_token_can_be_drawn(stage):
+    """Each of 50,000 has a fifth of what float32 can add to the best one's weight."""
+    samplers = [stage.sample] + ([stage.part("kernels.c_sampler").CSampler()] if stage.number >= 6 else [])
+    num_rare = 50_000
+    logits = torch.full((1, 1 + num_rare), math.log(2.4e-8))
+    logits[0, 0] = 0
+    weight = math.exp(float(logits[0, 1]))  # as float32 has it
+    uniform, drawn = stage.part("philox").uniform, []
+    for seed in [seed for seed in range(40_000) if uniform(seed, 0) > 0.9995][:12]:
+        expected = 1 + int((uniform(seed, 0) * (1 + num_rare * weight) - 1) / weight)
+        requests = [stage.make_request(stage.SamplingParams(), seed=seed)]
+        assert [sample(logits, requests)[0][0] for sample in samplers] == [expected] * len(samplers)
+        drawn.append(expected)
+    assert len({*drawn}) > 9
+
+
 def test_philox_known_answers(stage):
     """The published test vectors of Philox4x32-10 (Random123, kat_vectors)."""
     philox = stage.part("philox").philox

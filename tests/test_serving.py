@@ -423,6 +423,11 @@ def test_echo_is_the_prompt_and_offsets_point_into_the_text(tales):
     assert complete(tales, prompt="Once", max_tokens=0)["choices"][0]["text"] == ""
 
 
+def test_the_name_of_the_replacement_character_is_its_text():
+    assert Token("\ufffd", "\ufffd".encode()).name == "\ufffd"
+    assert Token("\ufffd", b"\xef").name == "bytes:\\xef"
+
+
 def test_tokens_that_are_parts_of_characters_have_names_of_their_own(small):
     fields = {"prompt": [1], "seed": 2, "max_tokens": 20, "ignore_eos": True, "logprobs": 20}
     logprobs = complete(small, **fields)["choices"][0]["logprobs"]
