@@ -225,9 +225,11 @@ def zero_biases(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_weights(made: Path, tensors: dict[str, Any]) -> None:
+    import torch
     from safetensors.torch import save_file
 
-    named = {f"transformer.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    # Copies, because tensors in a pickle may share memory.
+    named = {f"transformer.{name}": t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     save_file(named, made / "model.safetensors", {"format": "pt"})
 
 

@@ -642,7 +642,7 @@ def check_equal(directory, source):
 def test_end_tokens(small_model, tmp_path, config, generation):
     """Where generation_config.json exists, it alone names them; config.json's are not joined to them."""
     for name in ("config.json", "model.safetensors"):
-        shutil.copy(small_model / name, tmp_path)
+        shutil.copy(small_model / name, bundled(tmp_path))
     sizes = json.loads((tmp_path / "config.json").read_text())
     del sizes["eos_token_id"]
     (tmp_path / "config.json").write_text(json.dumps(sizes | config))
