@@ -12,9 +12,9 @@ import pytest
 from stagewise.replay.page import make_page
 from stagewise.serving.app import App
 from stagewise.trace_file import Trace, check_blocks, check_header, check_names, check_step
-from stagewise.tracing import recorder_of
-from tests.adapter import random_prompts, write_checkpoint
-from tests.test_serving import SERVING, ask, ask_async, error_of, held_while, listening, serving, until
+from stagewise.tracing import detach, recorder_of
+from tests.adapter import random_prompts, wait_until, write_checkpoint
+from tests.test_serving import SERVING, ask, ask_async, error_of, held_while, listening, serving, slow_steps, until
 
 
 @pytest.fixture(autouse=True)
@@ -217,6 +217,28 @@ def test_what_is_kept_is_bounded(small_checkpoint, monkeypatch):
     assert all(tokens in answers for tokens in told)
 
 
+def test_steps_between_two_parts_of_the_record_are_told_once(small_checkpoint, monkeypatch):
+    """For a moment both parts listen."""
+    monkeypatch.setattr("stagewise.serving.live.KEPT_STEPS", 80)
+
+    def late(llm, listen):
+        before = llm.stats.num_forwards
+        wait_until(lambda: llm.stats.num_forwards > before + 2 or not llm.loop.waiters)
+        detach(llm, listen)
+
+    monkeypatch.setattr("stagewise.serving.live.detach", late)
+
+    async def go(app):
+        async with Onlooker(app) as onlooker:
+            await ask_async(app, "/v1/completions", body([1, 2], max_tokens=40))
+            await until(lambda: sum(map(len, onlooker.tokens())) >= 40 and not onlooker.unfinished())
+        return onlooker
+
+    with shown(6, small_checkpoint) as app, slow_steps(app):
+        onlooker = asyncio.run(go(app))
+    check_trace(onlooker)
+
+
 def test_who_lost_the_connection_goes_on_where_it_was(small_checkpoint):
     async def go(app):
         async with Onlooker(app) as first:
@@ -362,6 +384,24 @@ def test_visitors(small_checkpoint):
         asyncio.run(go(app))
         error_of(ask(app, "/live/visitors", {"model": "tales", "prompt": 7}), 400)
         error_of(ask(app, "/live/visitors", b"{}", headers={"content-type": "text/plain"}), 415)
+
+
+def test_visitors_leave_room_for_others(small_checkpoint):
+    """All visitors count as one client."""
+
+    async def go(app):
+        scheduler = app.service.engine.llm.engine.scheduler
+        with held_while(app, lambda: scheduler.num_steps < 3):
+            for i in range(12):
+                await ask_async(app, "/live/visitors", body([1, 2, i], max_tokens=40))
+            await until(lambda: len(app._visits) == 12)
+        response = await ask_async(app, "/v1/completions", body([3], max_tokens=3))
+        assert response.status_code == 200
+        assert app._visits  # four at once: without their places it would be the last
+        await until(lambda: not app._visits)
+
+    with shown(5, small_checkpoint, policy="fair") as app, slow_steps(app):
+        asyncio.run(go(app))
 
 
 def test_the_page_is_for_browsers_on_this_machine(small_checkpoint):

@@ -4,6 +4,7 @@ Exit status: 0 after a signal, with the work done; 2 bad input; 130 or 143 after
 """
 
 import argparse
+import contextlib
 import ipaddress
 import os
 import re
@@ -14,7 +15,8 @@ from ..console import Outcome, flush_streams, prepare_streams, tell
 from ..flags import add_options, options_of, pick_stage
 from ..parser import Parser
 from ..resolve import generation_defaults, readable
-from ..stages import EXACT, SERVING, Stage, limit_threads
+from ..stages import EXACT, SERVING, Stage, end_tokens, limit_threads
+from ..structured_outputs import vocabulary
 from . import __doc__ as description
 
 try:
@@ -22,7 +24,7 @@ try:
     from ..openai.limits import Limits, add_flags, limits_of
     from .app import App
     from .lanes import SWITCH_SECONDS
-    from .server import Server, listen, url
+    from .server import Server, listen, raise_file_limit, url
     from .service import Service
 except ModuleNotFoundError as error:
     command = "stagewise" if Path(sys.argv[0]).name == "stagewise" else "python -m stagewise"
@@ -103,6 +105,7 @@ def check(stage: Stage, args: argparse.Namespace) -> None:
     if args.log_prompts and args.quiet:
         raise ValueError("--log-prompts can't be combined with --quiet, which logs nothing")
     args.limits = limits_of(args, stage)
+    raise_file_limit(args.limits.max_connections)
     args.only_here = is_loopback(args.host)
     if args.page is None:
         args.page = args.only_here and args.api_key is None
@@ -125,6 +128,9 @@ def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Serv
     limit_threads(stage, engine.llm)
     if template is not None:
         template.check_tokens(engine.llm.get_tokenizer())
+    if ends := end_tokens(engine.llm):
+        with contextlib.suppress(ModuleNotFoundError):  # structured output is optional
+            vocabulary(engine.llm.get_tokenizer(), ends)  # now: it would hold up others when the first form comes
     name = args.served_model_name or args.model
     return Service(stage, engine, name, limits, template, defaults, args.ignore_unknown_fields)
 

@@ -37,6 +37,7 @@ from .service import Run, Service
 
 T = TypeVar("T")
 MAX_VISITORS = 64  # of the page, at once
+METRICS = 2**15  # bytes, roughly
 REQUEST_ID = re.compile(rb"[!-~]{1,200}")  # of a client's id, which is returned in a header
 HERE = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d*)?")  # names that a browser on this machine uses for it
 CHATS = "/v1/chat/completions"
@@ -265,7 +266,8 @@ class App:
         return JSON({"version": __version__, "stage": self.service.stage.number})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self.service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+        text = await self.service.lanes.do(METRICS, self.service.metrics.text)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def index(self, request: Request) -> Response:
         return HTMLResponse(self.html, headers={"content-security-policy": policy(self.html)})
@@ -290,18 +292,18 @@ class App:
 
     async def visit(self, request: Request) -> Response:
         """A simulated visitor: runs a request without keeping the page's connection, of which a browser has only six.
-        Answers how many visitors there are now."""
+        Answers how many visitors there are now. All of them count as one client: other requests go first."""
         job = await self._job(request)
         if len(self._visits) >= MAX_VISITORS:
             raise APIError(429, f"there are already {MAX_VISITORS} visitors", code="queue_full")
-        visit = asyncio.create_task(self._visit(job))
+        visit = asyncio.create_task(self._visit(job, len(self._visits)))
         self._visits.add(visit)
         visit.add_done_callback(self._visits.discard)
         return JSON({"here": len(self._visits)}, 202)
 
-    async def _visit(self, job: Job) -> None:
+    async def _visit(self, job: Job, num_ahead: int) -> None:
         with contextlib.suppress(APIError):  # the queue is full, or the server is ending
-            async with Run(self.service, job) as run:
+            async with Run(self.service, job, num_ahead) as run:
                 await self.service.whole(run)
 
     async def _job(self, request: Request, *, chat: bool = False) -> Job:

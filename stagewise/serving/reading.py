@@ -13,8 +13,6 @@ from .lanes import SMALL, Lanes
 
 MAX_DEPTH = 64  # nesting depth of lists and objects
 CLIENT_GONE = 499  # in the log, if nothing was sent; nginx's status for this
-DROPPED = 8  # a body of up to this many times the limit is read before it is refused
-CLOSE = {"Connection": "close"}  # the rest of the body may still be on its way
 
 
 async def read_json(request: Request, limits: Limits, lanes: Lanes) -> tuple[int, dict]:
@@ -31,21 +29,16 @@ async def read_json(request: Request, limits: Limits, lanes: Lanes) -> tuple[int
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """A body of at most `limit` bytes. The rest of a longer one is read and dropped, up to DROPPED times the limit: a
-    simple client reads the answer only after it has sent everything."""
-    body, num_bytes = bytearray(), 0
-    too_long = APIError(413, f"the body is longer than {limit:,} bytes", code="body_too_large", headers=CLOSE)
+    """A body of at most `limit` bytes. uvicorn drops the rest of a longer one."""
+    too_long = APIError(413, f"the body is longer than {limit:,} bytes", code="body_too_large")
     told = request.headers.get("content-length", "")
-    if told.isdecimal() and int(told) > DROPPED * limit:
+    if told.isdecimal() and int(told) > limit:
         raise too_long
+    body = bytearray()
     async for part in request.stream():
-        num_bytes += len(part)
-        if num_bytes <= limit:
-            body += part
-        elif num_bytes > DROPPED * limit:
-            break
-    if num_bytes > limit:
-        raise too_long
+        body += part
+        if len(body) > limit:
+            raise too_long
     return bytes(body)
 
 

@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 import uvicorn
 
 from .app import App
+from .connection import Connection
 
 TOLD_SECONDS = 1  # to tell clients that their requests were aborted
-RECEIVED = 2**15  # bytes of one client that are parsed before others have their turn
 BACKLOG = 128  # connections that the system may queue until they are accepted
+OTHER_FILES = 512  # of this process, and connections that are accepted before others are closed: 3 times BACKLOG
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -24,7 +25,6 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise OSError(f"--host {host}: {error.strerror}") from None
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED)  # its connections inherit it
         if os.name == "posix":  # otherwise a port is blocked for a minute after its use
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -33,6 +33,23 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(f"port {port} on {host} is not available: {error.strerror}") from None
     return listener
+
+
+def raise_file_limit(max_connections: int) -> None:
+    """Let this process open a file for each connection. Raises ValueError if the system doesn't."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows, which has no such limit
+        return
+    needed = max_connections + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    except (OSError, ValueError):
+        message = f"--max-connections {max_connections} needs {needed:,} open files, and the system allows {hard:,}"
+        raise ValueError(f"{message}: lower the one, or raise the other (ulimit -n)") from None
 
 
 def url(listener: socket.socket) -> str:
@@ -49,12 +66,14 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: App, grace: float):
         limits: dict[str, Any] = {
-            "limit_concurrency": app.limits.max_connections,
+            "limit_concurrency": app.limits.max_connections + 1,  # uvicorn refuses from this number on
             "timeout_keep_alive": app.limits.idle_seconds,
+            "backlog": BACKLOG,
+            "timeout_graceful_shutdown": 1,
         }
         unused: dict[str, Any] = {"log_config": None, "access_log": False, "proxy_headers": False, "lifespan": "off"}
-        more: dict[str, Any] = {"http": "httptools", "ws": "none", "backlog": BACKLOG, "timeout_graceful_shutdown": 1}
-        super().__init__(uvicorn.Config(app, **limits, **unused, **more))
+        level = "warning" if app.log else "error"  # a warning is about a request
+        super().__init__(uvicorn.Config(app, http=Connection, ws="none", log_level=level, **limits, **unused))
         self.app, self.grace = app, grace
 
     def handle_exit(self, sig: int, frame: object) -> None:
@@ -65,6 +84,13 @@ class Server(uvicorn.Server):
     @staticmethod
     def _end_now(sig: int) -> NoReturn:
         os._exit(128 + sig)  # the shell's exit status for this signal
+
+    async def on_tick(self, counter: int) -> bool:
+        """Every tenth of a second."""
+        connections: list[Any] = [*self.server_state.connections]
+        for connection in connections:
+            connection.check_time()
+        return await super().on_tick(counter)
 
     async def main_loop(self) -> None:
         """Serve until a signal comes, and then until nothing runs; the caller closes the connections."""

@@ -30,14 +30,17 @@ T = TypeVar("T")
 class Run:
     """A running job; use it in `async with`.
 
+    Args:
+        num_ahead: completions of the same client that go before it, for the policy "fair".
+
     Attributes:
         id, created: the answer's.
         num_output_tokens: reported so far.
         finish_reasons: of the choices reported as finished, in that order.
     """
 
-    def __init__(self, service: "Service", job: Job):
-        self.service, self.job, self.num_output_tokens = service, job, 0
+    def __init__(self, service: "Service", job: Job, num_ahead: int = 0):
+        self.service, self.job, self.num_ahead, self.num_output_tokens = service, job, num_ahead, 0
         self.id = f"{'chatcmpl' if job.chat else 'cmpl'}-{job.fields['request_id'] or uuid.uuid4().hex}"
         self.created = int(time.time())
         self.finish_reasons: list[str] = []
@@ -83,7 +86,7 @@ class Run:
 
     async def _follow(self, i: int) -> None:
         job = self.job
-        where = {} if self.service.stage.number == 4 else {"num_ahead": i * job.n}
+        where = {} if self.service.stage.number == 4 else {"num_ahead": self.num_ahead + i * job.n}
         where["priority"] = job.fields["priority"]
         events = self.service.engine.generate(job.token_ids[i], job.params, **where)
         if job.beams is not None:
