@@ -66,7 +66,11 @@ class Request:
         return self.prompt_token_ids + self.output_token_ids
 
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
-        """Append a sampled token; afterwards `finish_reason` says if and why this was the last one."""
+        """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0
+        the token is dropped."""
+        if not self.max_tokens:
+            self.finish("length")
+            return
         if logprobs is not None:
             self.logprobs.append(logprobs)
         self.token_times.append(time.perf_counter())

@@ -61,7 +61,7 @@ class Engine:
     def cache_len(rows: list[Request]) -> int:
         """The columns that a batch's KV cache needs: the longest prompt, and every output token but the last, which
         never goes through the model."""
-        return max(len(r.prompt_token_ids) for r in rows) + max(r.max_tokens for r in rows) - 1
+        return max(len(r.prompt_token_ids) for r in rows) + max(1, *(r.max_tokens for r in rows)) - 1
 
     @torch.inference_mode()
     def step(self, rows: list[Request], cache: KVCache) -> list[Request]:

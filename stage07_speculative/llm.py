@@ -129,6 +129,7 @@ class LLM(LLMBase):
         Raises:
             ValueError: a prompt or an argument is wrong, or the beams of a prompt could outgrow the KV cache.
         """
+        max_tokens = check_integer("max_tokens", max_tokens, 1)
         requests = self.inputs.requests(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
         searches = make_searches(self.engine, requests, beam_width, length_penalty, early_stopping)
         try:

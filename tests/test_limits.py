@@ -19,7 +19,7 @@ BAD_PARAMS = {
     "presence_penalty": [math.nan, "1", 1000],
     "frequency_penalty": [math.inf, None],
     "seed": [-2, 1.0, "a", 2**64, True],
-    "max_tokens": [0, -5, 1.5, None, True],
+    "max_tokens": [-5, 1.5, None, True],
     "min_tokens": [-1, 65, 2.0],
     "stop": ["", ["a", ""], [1], 5, None, {"a"}],
     "stop_token_ids": ["1", [-1], [1.5], ["a"], 7, [True]],
@@ -77,7 +77,7 @@ RANGES = {  # the least and the largest value
     "presence_penalty": (-100, 100),
     "frequency_penalty": (-100, 100),
     "seed": (-1, 2**64 - 1),
-    "max_tokens": (1, None),
+    "max_tokens": (0, None),
     "min_tokens": (0, 64),
     "logprobs": (-1, None),
 }

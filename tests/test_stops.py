@@ -36,6 +36,20 @@ def story(stage):
     return story_of(stage)
 
 
+def test_no_tokens(stage, small_checkpoint):
+    """An empty output, whole and streamed, and the others are as without it."""
+    llm, params = stage.LLM(small_checkpoint, device="cpu"), greedy(stage, max_tokens=4, ignore_eos=True)
+    prompts, none = random_prompts(211, [5, 9, 3]), stage.SamplingParams(max_tokens=0, logprobs=1)
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    before = llm.stats.num_output_tokens
+    outputs = [output.outputs[0] for output in llm.generate(prompts, [params, none, params])]
+    assert [output.token_ids for output in outputs] == [expected[0], [], expected[2]]
+    assert (outputs[1].text, outputs[1].finish_reason, outputs[1].logprobs) == ("", "length", [])
+    assert llm.stats.num_output_tokens - before == 8
+    (event,) = llm.stream(prompts[:1], none)
+    assert (event.text, event.token_ids, event.finish_reason) == ("", [], "length")
+
+
 def test_end_token(stage, story):
     assert story.stop_reason is None
     assert story.token_ids[-1] == EOS

@@ -71,7 +71,7 @@ class SamplingParams:
         self._check(check_number, "repetition_penalty", low=0.01, high=100)
         self._check(check_number, "presence_penalty", "frequency_penalty", low=-100, high=100)
         self._check(check_integer, "seed", low=-1, high=2**64 - 1, optional=True)
-        self._check(check_integer, "max_tokens", low=1)
+        self._check(check_integer, "max_tokens", low=0)
         self._check(check_integer, "min_tokens", low=0, high=self.max_tokens)
         self._check(check_integer, "logprobs", low=-1, optional=True)
         self._check(check_boolean, "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")

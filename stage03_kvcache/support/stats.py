@@ -40,8 +40,8 @@ class Stats:
             self.kv_tokens_used += len(request.prompt_token_ids) + len(request.output_token_ids) - got_token
             if not got_token:
                 continue
-            self.num_output_tokens += 1
+            self.num_output_tokens += request.max_tokens > 0
             if request.finished:
                 self.num_requests += 1
-                self.num_truncated += request.finish_reason == "length"
-                self.ttft_seconds += request.token_times[0] - request.arrival_time
+                self.num_truncated += request.max_tokens > 0 and request.finish_reason == "length"
+                self.ttft_seconds += request.token_times[0] - request.arrival_time if request.token_times else 0

@@ -36,7 +36,7 @@ class SamplingParams:
         ignore_eos: go on past the model's end token.
         logprobs: return the log-probabilities of the chosen token and of this many most likely ones, from the model's
             raw logits; -1 is all of them, None returns none.
-        prompt_logprobs: the same for each token of the prompt; at most 20. With it max_tokens may be 0.
+        prompt_logprobs: the same for each token of the prompt; at most 20.
         n: how many completions of the prompt. The first is the one that n=1 gives.
         logits_processors: pure functions (prompt token ids, output token ids, logits) -> logits.
             Logits are [vocab_size] float32, as the model gave them; a token at -inf is not chosen.
@@ -77,7 +77,7 @@ class SamplingParams:
         self._check(check_number, "presence_penalty", "frequency_penalty", low=-100, high=100)
         self._check(check_integer, "seed", low=-1, high=2**64 - 1, optional=True)
         self._check(check_integer, "prompt_logprobs", low=0, high=MAX_PROMPT_LOGPROBS, optional=True)
-        self._check(check_integer, "max_tokens", low=1 if self.prompt_logprobs is None else 0)
+        self._check(check_integer, "max_tokens", low=0)
         self._check(check_integer, "min_tokens", low=0, high=self.max_tokens)
         self._check(check_integer, "logprobs", low=-1, optional=True)
         self._check(check_integer, "n", low=1, high=1024)

@@ -125,8 +125,7 @@ def completion_job(served: Served, body: dict) -> Job:
     if fields.get("best_of", n) != n:
         raise bad_request(f"best_of must equal n, which is {n}: all completions are returned", param="best_of")
     max_tokens = fields.get("max_tokens", served.defaults.get("max_tokens", DEFAULT_MAX_TOKENS))
-    # With max_tokens 0 the engine only computes a prompt's log-probabilities.
-    of_prompt = logprobs if fields["echo"] and logprobs is not None else 0 if max_tokens == 0 else None
+    of_prompt = logprobs if fields["echo"] else None
     asked = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": of_prompt}
     return make_job(served, fields, split_prompts(fields["prompt"]), asked)
 
