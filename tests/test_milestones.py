@@ -279,14 +279,12 @@ RIGHT = [
         ("batch.py", "sequences = [request.token_ids for", "sequences = [[] if request.finished else request.token_ids for"),
         ("batch.py", "n_seq = max(map(len, sequences))", "n_seq = max(len(request.token_ids) for request in requests)"),
     ]),
-    ("a batch is as wide as its live rows", 2, 2, [("batch.py", "sequences = [request.token_ids for", "sequences = [[] if request.finished else request.token_ids for")]),
     ("a prefill is what has no output", 3, 3, [("batch.py", "is_prefill=cache.length == 0", "is_prefill=not any(request.output_token_ids for request in requests)")]),
     ("blocks in the order of admission, and none overtakes", 5, 5, [
         ("scheduler.py", "in sorted(growing, key=lambda request: request.rank):", "in growing:"),  # the same are preempted
         ("scheduler.py", "return is_near and", "return False and"),
     ]),
     ("a fork looks its prefix ids up again", 5, 6, [("block_manager.py", "_Table(list(table.blocks), list(table.prefix_ids))", "_Table(list(table.blocks))")]),
-    ("no limit of guesses but the output's", 7, 7, [("speculator.py", "min(request.max_tokens - len(request.output_token_ids) - 1, MAX_DRAFTS)", "request.max_tokens - len(request.output_token_ids) - 1")]),
     ("the scale of zeros is 1", 8, 8, [("quantize.py", "    per_unit = torch.where(scale > 0, 1 / scale, 0)", "    scale = torch.where(scale > 0, scale, 1.0)\n    per_unit = 1 / scale")]),
 ]  # fmt: skip
 
