@@ -80,15 +80,9 @@ class Chunk:
     def is_full(self) -> bool:
         return len(self.lines) >= KEPT_STEPS / CHUNKS or self.num_bytes >= KEPT_BYTES / CHUNKS
 
-    @property
-    def first_that_waits(self) -> int | None:
-        return self._records[0].step if self._records else None
-
-    def write(self, service: Service, asked: dict[str, tuple], before: int | None = None) -> None:
-        """Format new records as lines, only those before the step of this number if one is given."""
+    def write(self, service: Service, asked: dict[str, tuple]) -> None:
+        """Format new records as lines."""
         for _ in range(len(self._records)):
-            if before is not None and self._records[0].step >= before:
-                break
             record = self._records.popleft()
             step = whole_step(record.to_dict())
             named = step["before"] + step["after"] + guesses(record.rows)
@@ -186,11 +180,11 @@ class Recorder:
         self.run, self.chunks = uuid.uuid4().hex[:12], collections.deque([chunk])
 
     async def _start_chunk(self) -> None:
-        """For a moment both the old and the new chunk listen: the steps that both have go to the new one."""
+        """For a moment both the old and the new chunk listen: viewers get the steps that both have once."""
         old, new = self.chunks[-1], Chunk()
         await asyncio.to_thread(new.begin, self.service)
         await asyncio.to_thread(detach, self.llm, old.listen)
-        old.write(self.service, self._asked, new.first_that_waits)
+        old.write(self.service, self._asked)
         new.first, new.is_behind = old.next, new.is_behind or old.is_behind
         self.chunks.append(new)
         while len(self.chunks) > 1 and self._is_too_much():
