@@ -5,7 +5,7 @@ from typing import Any
 
 GENERATION = "generation_config.json"
 # Key -> field of SamplingParams.
-FIELDS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
+FIELDS: dict[str, str] = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 FIELDS |= {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 # Keys that change no tokens here: end tokens, which apply anyway, caches, what is returned, beams' details, notes.
 UNUSED = {
@@ -16,7 +16,7 @@ UNUSED = {
     *("early_stopping", "is_assistant", "return_dict"),
 }
 # With these values the other keys change nothing.
-NEUTRAL = dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"), 1)
+NEUTRAL: dict[str, int] = dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"), 1)
 NEUTRAL |= dict.fromkeys(("encoder_repetition_penalty", "typical_p"), 1)  # for all others: nothing, or 0
 
 

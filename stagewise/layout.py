@@ -56,7 +56,8 @@ def layout_config(source: Path, given: dict[str, Any]) -> dict[str, Any]:
     check_values(path, given, SUPPORTED, REMEDIES["config.json"])
     if unknown := {key for key, value in given.items() if value is not None} - known_keys():
         raise UnknownKey(f"{path}: key {min(unknown)!r:.60} may change numbers")
-    config = {key: given.get(key) for key in LARGEST} | {"layer_norm_epsilon": given.get("layer_norm_epsilon", 1e-5)}
+    config: dict[str, Any] = {key: given.get(key) for key in LARGEST}
+    config["layer_norm_epsilon"] = given.get("layer_norm_epsilon", 1e-5)
     if config["n_inner"] is None and isinstance(config["n_embd"], int):
         config["n_inner"] = 4 * config["n_embd"]
     check_config(path, config)
