@@ -155,7 +155,7 @@ def test_tokenizers_and_drafts(cache, source, draft_checkpoint, tmp_path):
 
 def test_the_command_line_takes_any_directory(cache, source, small_checkpoint):
     """One line says that it is converted, the first time; --quiet says nothing. A stage alone refuses it."""
-    command = ["--prompts", "Once", "--temperature", "0", "--max-tokens", "5", "--model"]
+    command = ["--prompts", "x", "--temperature", "0", "--max-tokens", "5", "--model"]
     expected = STAGES[2].main(*command, small_checkpoint)[1]
     status, stdout, stderr = STAGES[2].main(*command, source)
     first, *others = stderr.splitlines()
