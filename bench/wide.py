@@ -72,7 +72,7 @@ def make(directory: Path, source: Path = TINYTALES) -> Path:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     wide = widen(load_file(source / "model.safetensors"), config["n_layer"], config["n_head"])
     config |= {"n_embd": TIMES * config["n_embd"], "n_head": TIMES * config["n_head"], "dtype": "float32"}
-    config["n_layer"] += MORE_LAYERS
+    config |= {"n_layer": config["n_layer"] + MORE_LAYERS, "n_inner": None}  # four times as wide as n_embd
     for name in FILES:
         shutil.copy(source / name, directory)
     write_config(directory, config)

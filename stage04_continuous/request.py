@@ -63,8 +63,9 @@ class Request:
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.priority, self.rank, self.first_scheduled_time = priority, None, None
-        scored = len(prompt_token_ids), score_from, params.prompt_logprobs, tokenizer
-        self.prompt_logprobs = None if params.prompt_logprobs is None else PromptLogprobs(*scored)
+        self.prompt_logprobs = None
+        if (count := params.prompt_logprobs) is not None:
+            self.prompt_logprobs = PromptLogprobs(len(prompt_token_ids), score_from, count, tokenizer)
         self.arrival_time = time.perf_counter()
         self.streamed = 0, 0, False
         self.output_token_ids: list[int] = []

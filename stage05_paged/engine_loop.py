@@ -161,7 +161,7 @@ class EngineLoop(Worker):
             unfinished = list(self.callbacks)
             self.engine.restart(unfinished)
             updated = [c for request in unfinished for c in request.group if c.has_updates]  # by the step that failed
-            self.has_failed = not updated
+            self.has_failed = not finished_groups(updated)
         self._notify(updated)
 
     def _add(self, requests: Sequence[Request]) -> None:

@@ -79,8 +79,9 @@ class Request:
         self.priority, self.rank, self.first_scheduled_time = priority, None, None
         self.index, self.num_ahead, self.num_cached_tokens = 0, 0, 0
         self.group: list[Request] = [self]
-        scored = len(prompt_token_ids), score_from, params.prompt_logprobs, tokenizer
-        self.prompt_logprobs = None if params.prompt_logprobs is None else PromptLogprobs(*scored)
+        self.prompt_logprobs = None
+        if (count := params.prompt_logprobs) is not None:
+            self.prompt_logprobs = PromptLogprobs(len(prompt_token_ids), score_from, count, tokenizer)
         self.arrival_time = time.perf_counter()
         self.streamed = 0, 0, False
         self.output_token_ids: list[int] = []

@@ -115,7 +115,7 @@ class Outcome:
     def __exit__(self, _, error: BaseException | None, __) -> bool:
         if isinstance(error, BrokenPipeError):
             self.status = 1
-        elif isinstance(error, ValueError | OSError | MemoryError) or is_of_memory(error):
+        elif error is not None and (isinstance(error, ValueError | OSError | MemoryError) or is_of_memory(error)):
             tell(f"{self.prog}: error: {' '.join(reason(error).splitlines()) or type(error).__name__}")
             self.status = 2
         elif isinstance(error, KeyboardInterrupt):

@@ -433,12 +433,12 @@ def parts(llm) -> list:
 
 
 def test_steps_that_fail_once_are_noticed_by_nobody(serving, small_checkpoint, caplog):
-    """The second, or every seventh, wherever it fails: all start over, with the tokens that they have."""
+    """The second, or every thirteenth, wherever it fails: all start over, with the tokens that they have."""
     llm = small_engine(serving, small_checkpoint)
     asked = ways(serving, llm)
     asked.pop("beam_search", None)
     for part in parts(llm):
-        for fails in (lambda number: number == 2, lambda number: number % 7 == 0):
+        for fails in (lambda number: number == 2, lambda number: number % 13 == 0):
             with Failing(*part[:2], fails, part[2]):
                 for name, (call, expected) in asked.items():
                     assert call() == expected, (part, name)

@@ -10,6 +10,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from stagewise import beams
+from stagewise.layout import write_config
 from stagewise.sampling import Sampling
 from tests.adapter import STAGES, TINYTALES, random_prompts, stages_that_change, write_checkpoint
 from tests.test_continuous import answers, workload  # noqa: F401 (a fixture)
@@ -759,6 +760,7 @@ def always_ending_checkpoint(tmp_path_factory):
         model.transformer.ln_f.bias[:] = 1.0
         model.transformer.wte.weight[[0, 7, 9, 12]] = torch.tensor([[0.2], [0.21], [0.19], [0.18]])
     model.save_pretrained(directory)
+    write_config(directory, json.loads((directory / "config.json").read_text()))
     return directory
 
 

@@ -264,7 +264,6 @@ def test_a_long_answer_is_made_beside_the_event_loop(tales, monkeypatch):
     body = {"model": "tales", "prompt": [[7] * 50] * 3, "max_tokens": 1, "echo": True, "logprobs": 20, "seed": 1}
     answer = ask(tales, "/v1/completions", body)
     assert threads == {"large"}
-    assert len(sizes) == 4
     assert 3 * max(sizes) < 1.1 * len(answer.content)
     assert json.dumps(answer.json()) == answer.text
 

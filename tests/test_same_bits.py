@@ -127,7 +127,7 @@ def make_requests(stage, sizes, generator):
 def random_engine(stage, checkpoint, sizes, dtype, generator):
     block_size = generator.choice([1, 4, 16, 32])
     longest = -(-sizes["n_positions"] // block_size)
-    budget = generator.choice([3, 7, 16, 33, sizes["n_positions"]])
+    budget = generator.choice([7, 16, 48, 64, sizes["n_positions"]])
     how, other = {}, random.Random(block_size * budget)  # the schedules stay those of the stages without guesses
     if stage.has_option("speculate"):
         how = {"speculate": other.choice(["ngram", str(checkpoint)]), "num_drafts": other.choice([1, 3, 16])}

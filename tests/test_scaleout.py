@@ -58,8 +58,8 @@ def test_an_actor_with_columns_of_other_names_and_beams(stage, tmp_path):
     own = actor(stage, Beams(2), Columns("question", "key"))
     rows = [
         {"place": i, "number": i + 1, "raw": json.dumps(line).encode(), "id": json.dumps(name)}
-        for i, (line, name) in enumerate(zip(lines, ["kTom", "kAnn", "kOtto", "scored", "line-5"], strict=True))
-    ]  # the driver names a line that is wrong by its number
+        for i, (line, name) in enumerate(zip(lines, ["kTom", "kAnn", "kOtto", "scored", "none"], strict=True))
+    ]
     made = own({column: [row[column] for row in rows] for column in rows[0]})["result"]
     expected = by_id(read_results(output))
     assert by_id([json.loads(line) for line in made]) == expected

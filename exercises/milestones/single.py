@@ -174,7 +174,7 @@ def check_arguments(lab: Lab) -> None:
             except TypeError:
                 continue
             raise Wrong(case, "a TypeError", "no error", "an argument that is accepted but ignored misleads the caller")
-    for field, value in (("temperature", -1), ("top_p", 0), ("max_tokens", 0), ("stop", "")):
+    for field, value in (("temperature", -1), ("top_p", 0), ("max_tokens", -1), ("stop", "")):
         lab.refused(f"SamplingParams({field}={value!r})", lambda f=field, v=value: lab.params({f: v}) and None, field)
 
 
