@@ -382,7 +382,7 @@ ORDINARY = [  # and a text that matches
     ("'[^']*'|\"[^\"]*\"", "'it'"),
     (r'\{"name": "\w+", "age": \d+\}', '{"name": "Anna", "age": 7}'),
     (r"def \w+\((\w+(, \w+)*)?\):", "def f(a, b):"),
-    (r'<(\w+)( \w+="[^"]*")*>.*</\w+>', '<a href="x">text</a>'),
+    (r'<(\w+)( \w+="[^"]*")*>.*</\w+>', '<p class="x">text</p>'),
     (r"(\w+, )*\w+ and \w+", "Tom, Anna and Bob"),
     (r"(\w+\s){5}\w+[.!?]", "the quick brown fox jumps over!"),
     ("[A-Z][a-z]+( [A-Z][a-z]+)*", "The Quick Fox"),
