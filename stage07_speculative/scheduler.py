@@ -25,7 +25,7 @@ from .request import Request, RequestState
 AHEAD = 16  # while a request waits for memory, completions that came up to this many after it may overtake it
 
 # A prompt token counts as this many of a step's budget if its log-probability is requested, because that takes a row of
-# logits and a look at the whole vocabulary. Measured: as much as 8 tokens of tinytales, or 2 of gpt2.
+# logits and a look at the whole vocabulary. Measured with tinytales: as much as 8 tokens.
 SCORED = 8
 
 

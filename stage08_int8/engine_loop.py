@@ -74,8 +74,8 @@ class EngineLoop(Worker):
             self.abort(unfinished)
 
     def submit(self, requests: Sequence[Request], callback: Callback) -> None:
-        """Queue requests, all or none. After each step `callback` is called, in the engine's thread, with those that
-        got a token or finished; or with the error that ended them all.
+        """Queue requests, all or none. After each step `callback` is called, in the engine's thread, with the
+        requests that got a token or finished; or with the error that ended them all.
 
         Raises:
             EngineClosedError: the engine is closed.

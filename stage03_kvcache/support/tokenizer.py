@@ -58,7 +58,7 @@ class Tokenizer:
     def __init__(self, directory: Path):
         ids = json.loads((directory / "vocab.json").read_bytes())
         merges = (directory / "merges.txt").read_text(encoding="utf-8").split("\n")[1:]  # after the version
-        tokens = [*ALPHABET, *(merge.replace(" ", "") for merge in merges if merge)]  # those that have a rank
+        tokens = [*ALPHABET, *(merge.replace(" ", "") for merge in merges if merge)]  # in the order of their ranks
         if (directory / "added_tokens.json").exists():
             added = json.loads((directory / "added_tokens.json").read_bytes())
         else:

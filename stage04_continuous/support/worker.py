@@ -19,7 +19,7 @@ class EngineClosedError(RuntimeError):
 
 
 class Worker:
-    """Runs `main` in a thread of its own.
+    """Runs `main` in a thread.
 
     `put` never blocks, so a finalizer or a signal handler may use it at any moment. Python raises Ctrl-C in the main
     thread, so it interrupts a caller that waits, never the worker.

@@ -132,7 +132,7 @@ def run(*commands: list[str], seconds: float = 300) -> str:
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"the C compiler {program} did not finish within {seconds} seconds") from None
     finally:
-        for process in processes:  # those that still run
+        for process in processes:  # the ones still running
             process.kill()
             process.wait()
     for process, (_, errors) in zip(processes, said, strict=True):

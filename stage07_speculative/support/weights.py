@@ -24,7 +24,7 @@ from .tokenizer import FILES, Tokenizer
 ROOT = Path(__file__).parent.parent.parent
 # The bundled models: next to the stages, or where a wheel installs them.
 BUNDLED = next(filter(Path.is_dir, ROOT.glob("stagewise/models/tinytales")), ROOT / "models" / "tinytales")
-BUNDLED_NAMES = ("tinytales", "tinytales-draft")  # the second one has no tokenizer of its own
+BUNDLED_NAMES = ("tinytales", "tinytales-draft")  # the draft uses the tokenizer of tinytales
 HUB_SIZES = {
     "gpt2": dict(n_layer=12, n_head=12, n_embd=768),
     "gpt2-medium": dict(n_layer=24, n_head=16, n_embd=1024),
