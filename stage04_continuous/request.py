@@ -39,7 +39,7 @@ class Request:
         logprobs: one entry per output token, if requested.
         text: the output's text, up to a stop text.
         finish_reason, stop_reason: why it ended; None until then.
-        streamed: how many tokens and characters a stream has sent so far, and whether the end.
+        streamed: how many tokens and characters a stream has sent so far.
     """
 
     rank: Any  # None until it is queued
@@ -67,7 +67,7 @@ class Request:
         if (count := params.prompt_logprobs) is not None:
             self.prompt_logprobs = PromptLogprobs(len(prompt_token_ids), score_from, count, tokenizer)
         self.arrival_time = time.perf_counter()
-        self.streamed = 0, 0, False
+        self.streamed = 0, 0
         self.output_token_ids: list[int] = []
         self.token_times: list[float] = []
         self.logprobs: list[dict[int, Logprob]] = []
@@ -83,11 +83,6 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
-
-    @property
-    def has_updates(self) -> bool:
-        """Whether a stream still has to be sent a token, or the end."""
-        return self.streamed[0] < len(self.output_token_ids) or (self.finished and not self.streamed[2])
 
     @property
     def token_ids(self) -> list[int]:

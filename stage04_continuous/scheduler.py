@@ -63,23 +63,22 @@ class Scheduler:
         bisect.insort(self.waiting, request, key=lambda request: request.rank)
 
     def schedule(self) -> list[Row]:
-        """The rows of the next step.
+        """The rows of the next step:
 
-        Running requests go first, then waiting ones are admitted while there are slots and tokens left. Every running
-        request takes its tokens before any is admitted, so there are never more running requests than tokens in a step,
-        and every decode gets its token. A prompt that is cut takes all tokens that are left, so no request is admitted
-        after it: it stays last, and never delays the tokens of others.
+        1. Running requests take their tokens.
+        2. Waiting requests are admitted in order, while there are slots and tokens.
+
+        Every running request takes its tokens before any is admitted, so there are never more running requests than
+        tokens in a step, and every decode gets its token. A prompt that is cut takes all tokens that are left, so no
+        request is admitted after it: it stays last, and never delays the tokens of others.
         """
         self.num_steps += 1
         budget, rows = self.max_num_batched_tokens, []
         for request in self.running:
             rows.append(self._row(request, budget))
             budget = self._left(rows[-1], budget)
-        while self.waiting:
-            request = self.waiting[0]
-            if reason := self._blocked_by(request, budget):
-                self.emit("refused", request, **reason)
-                break
+        while self.waiting and self._can_admit(self.waiting[0], budget):
+            request = self.waiting.pop(0)
             self._admit(request)
             rows.append(self._row(request, budget))
             budget = self._left(rows[-1], budget)
@@ -101,18 +100,13 @@ class Scheduler:
         """What a row leaves of the budget: nothing if it is cut, so that it stays the last one."""
         return budget - self._cost(row.request, row.num_tokens) if row.ready else 0
 
-    def _blocked_by(self, request: Request, budget: int) -> dict | None:
-        """Why a request can't be admitted to a step with this token budget left; None if it can."""
-        if not self.free_slots:
-            return {"reason": "running", "most": self.max_num_seqs}
-        if not budget:
-            return {"reason": "budget"}
-        if not self.enable_chunked_prefill and request.num_new_tokens > budget:
-            return {"reason": "whole", "needed": request.num_new_tokens, "left": budget}
-        return None
+    def _can_admit(self, request: Request, budget: int) -> bool:
+        """Whether a request can be admitted to a step with this token budget left."""
+        if not self.free_slots or not budget:
+            return False
+        return self.enable_chunked_prefill or request.num_new_tokens <= budget
 
     def _admit(self, request: Request) -> None:
-        self.waiting.remove(request)
         request.slot = heapq.heappop(self.free_slots)
         if request.first_scheduled_time is None:
             request.first_scheduled_time = time.perf_counter()

@@ -21,7 +21,7 @@ class Batch:
         block_tables, query_start_loc, seq_lens: which tokens are whose, and where their keys are; see attention.py.
         logits_indices: [n_logits], the tokens whose logits are needed.
         rows: the requests, each with the number of its tokens that the step computes.
-        ready: the requests that get a token in this step: after a prompt, as many of its completions as may run.
+        ready: the requests that get a token in this step.
         sampled, scored: rows of the logits: one for each of `ready`, and the rows that score a prompt.
         tables: the blocks of each row.
         block_copies: (from, to) of the blocks to copy before the step.
@@ -39,10 +39,10 @@ class Batch:
     sampled: Sequence[int] = ()
     scored: Sequence[tuple[Request, slice]] = ()
     tables: Sequence[list[int]] = ()
-    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    block_copies: Sequence[tuple[int, int]] = ()
 
     @classmethod
-    def of(cls, rows: list[Row], manager: BlockManager, num_free_seqs: int = 0) -> "Batch":
+    def of(cls, rows: list[Row], manager: BlockManager, block_copies: Sequence[tuple[int, int]] = ()) -> "Batch":
         token_ids, positions, slots, query_start_loc, seq_lens, logits_indices, ready = [], [], [], [0], [], [], []
         sampled, scored = [], []
         for request, num_tokens, is_ready in rows:
@@ -56,10 +56,8 @@ class Batch:
             query_start_loc.append(len(token_ids))
             seq_lens.append(end)
             if is_ready:
-                samplers = request.samplers[: 1 + num_free_seqs]  # the others wait: `Scheduler.fork` queues them
-                num_free_seqs -= len(samplers) - 1
-                ready += samplers
-                sampled += [len(logits_indices)] * len(samplers)
+                ready.append(request)
+                sampled.append(len(logits_indices))
                 logits_indices.append(len(token_ids) - 1)
         tables = [manager.block_table(row.request) for row in rows]
         return cls(
@@ -75,7 +73,7 @@ class Batch:
             sampled=sampled,
             scored=scored,
             tables=tables,
-            block_copies=manager.pop_copies(),
+            block_copies=block_copies,
         )
 
     def to(self, device: torch.device) -> "Batch":

@@ -1,4 +1,4 @@
-"""The engine: what one step does. Sequences live in blocks, and a request may have several completions."""
+"""The engine: what one step does. Sequences live in blocks."""
 
 from .batch import Batch
 from .block_manager import BlockManager
@@ -51,11 +51,10 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
-        """End a request now, with all its completions; its blocks are free for the next step."""
-        for completion in request.group:
-            if not completion.finished:
-                completion.finish("abort")
-            self.scheduler.remove(completion)
+        """End a request now; its blocks are free for the next step."""
+        if not request.finished:
+            request.finish("abort")
+        self.scheduler.remove(request)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -65,7 +64,7 @@ class Engine:
         """One forward pass over the rows that the scheduler picks. Each request whose tokens are now all computed
         (it is ready) gets its next one."""
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last by rank are preempted
-        batch = Batch.of(rows, self.block_manager, self.scheduler.num_free_seqs)
+        batch = Batch.of(rows, self.block_manager)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         score_prompts(logits, batch.scored)
         tokens = [sample(row, request) for row, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
@@ -76,15 +75,9 @@ class Engine:
         has ended leaves the scheduler. Returns the requests that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
-        self.stats.count(batch, tokens, self.kv_use(), self.scheduler.pop_preemptions())
-        prefilled = [request for request in batch.ready if not request.index and not request.output_token_ids]
+        self.stats.count(batch, tokens, self.kv_use())
         for request, token in zip(batch.ready, tokens, strict=True):
             request.add_or_fail(token)
-        # Fork a prompt's other completions now, while the first still holds its blocks.
-        for request in prefilled:
-            for child in [completion for completion in request.group[1:] if not completion.finished]:
-                self.scheduler.fork(request, child)
-        for request in batch.ready:
             if request.finished:
                 self.scheduler.remove(request)
         return batch.ready
@@ -93,13 +86,12 @@ class Engine:
         """Start over with these requests only, after a step that failed. Each keeps its tokens, and its keys and values
         are computed again."""
         self.scheduler.clear()
-        for completion in [completion for request in requests for completion in request.group]:
-            completion.reset_to_waiting()
-            if not completion.output_token_ids:  # as if it had not been admitted yet
-                completion.first_scheduled_time, completion.num_cached_tokens = None, 0
-            first = completion.group[0]  # the others wait for its first token
-            if not completion.finished and (completion is first or first.output_token_ids or first.finished):
-                self.scheduler.add(completion)
+        for request in requests:
+            request.reset_to_waiting()
+            if not request.output_token_ids:  # as if it had not been admitted yet
+                request.first_scheduled_time, request.num_cached_tokens = None, 0
+            if not request.finished:
+                self.scheduler.add(request)
 
     def kv_use(self) -> tuple[int, int]:
         """KV cache use, in tokens: reserved, and of those, filled by running requests."""

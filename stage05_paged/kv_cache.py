@@ -4,7 +4,7 @@ The cache is a pool of blocks, each with room for `block_size` tokens in every l
 request has which blocks; the cache only sees places. Place s is offset s % block_size in block s // block_size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class KVCache:
         self.keys[layer][blocks, :, :, offsets] = k
         self.values[layer][blocks, :, offsets] = v
 
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, in every layer: (from, to)."""
         if pairs:
             source, target = zip(*pairs, strict=True)

@@ -49,7 +49,7 @@ def choose(logits: Tensor, request: Request) -> int:
         weights = keep_top_p(weights, params.top_p)
     if params.min_p > 0:
         weights = keep_min_p(weights, params.min_p)
-    return draw(weights, uniform(request.seed, len(request.output_token_ids), request.index))
+    return draw(weights, uniform(request.seed, len(request.output_token_ids)))
 
 
 def raw_logprobs(logits: Tensor, token_id: int, request: Request) -> dict[int, Logprob] | None:

@@ -7,6 +7,7 @@ The rules (what counts as finished, and when to stop) are those of Hugging Face'
 transformers, generation/utils.py, `_beam_search`.
 """
 
+import copy
 import math
 from dataclasses import replace
 
@@ -30,15 +31,14 @@ class BeamSearch:
         logprobs: [n_beams] float32, the log-probability of each beam.
         finished: (score, log-probability, output tokens) of the best that have ended, the best first.
         done: whether no further token could change `finished`.
-        num_tokens: how many were generated for its beams so far, one per beam and step.
     """
 
     def __init__(self, request: Request, beam_width: int, length_penalty: float, early_stopping: bool | str = False):
         self.request, self.beam_width, self.length_penalty = request, beam_width, length_penalty
         self.early_stopping = early_stopping
-        self.beams, self.logprobs = [request.fork(0)], torch.zeros(1, dtype=torch.float32, device="cpu")
+        self.beams, self.logprobs = [fork(request, 0)], torch.zeros(1, dtype=torch.float32, device="cpu")
         self.finished: list[tuple[float, float, list[int]]] = []
-        self.done, self.num_tokens = False, 0
+        self.done = False
 
     def num_blocks(self, block_size: int) -> int:
         """The most blocks that its beams can hold: at worst they share only the prompt's full blocks."""
@@ -77,7 +77,7 @@ class BeamSearch:
                 if rank < self.beam_width:
                     self.finished.append((self.score(logprob, length), logprob, [*parent.output_token_ids, token_id]))
             elif len(children) < self.beam_width:
-                children.append((parent, parent.fork(len(children)), logprob))
+                children.append((parent, fork(parent, len(children)), logprob))
                 children[-1][1].output_token_ids.append(token_id)
         self.finished.sort(key=lambda hypothesis: -hypothesis[0])  # stable: of equal ones the earlier first
         del self.finished[self.beam_width :]
@@ -96,17 +96,23 @@ class BeamSearch:
 
     def output(self) -> RequestOutput:
         """The result of a search that is done."""
-        root = self.request
-        root.group = [root.fork(index) for index in range(len(self.finished))]
-        for completion, (_, _, token_ids) in zip(root.group, self.finished, strict=True):
+        completions = [self.request.completion(index) for index in range(len(self.finished))]
+        for completion, (_, _, token_ids) in zip(completions, self.finished, strict=True):
             for token_id in token_ids:
                 completion.add(token_id)
-        output = RequestOutput.of(root)
+        output = RequestOutput.of(completions)
         metrics = replace(output.metrics, first_token_time=None, inter_token_latencies=())  # all tokens come at once
         logprobs = [logprob for _, logprob, _ in self.finished]
         columns = zip(output.outputs, logprobs, strict=True)
         outputs = [replace(c, cumulative_logprob=logprob) for c, logprob in columns]
         return replace(output, outputs=outputs, metrics=metrics)
+
+
+def fork(parent: Request, index: int) -> Request:
+    """A beam with the same tokens."""
+    child = copy.copy(parent)
+    child.index, child.output_token_ids = index, [*parent.output_token_ids]
+    return child
 
 
 def make_searches(
@@ -167,14 +173,12 @@ class BeamEngine:
             for beam in [beam for search in self.active for beam in search.beams]:
                 if beam in self.block_manager.holders:
                     self.block_manager.free(beam)
-        stats = self.engine.stats
-        stats.num_requests += len(searches)
-        stats.num_output_tokens += sum(search.num_tokens for search in searches)
+        self.engine.stats.num_requests += len(searches)
 
     def step(self) -> list[Request]:
         """One forward pass over all beams that grow, and the next generation of them."""
         rows = self.schedule()
-        batch = Batch.of(rows, self.block_manager)
+        batch = Batch.of(rows, self.block_manager, block_copies=self.block_manager.pop_copies())
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_beams, vocab_size]
         return self.commit(batch, logits)
 
@@ -214,11 +218,10 @@ class BeamEngine:
         before its search is done. logits: [n_beams, vocab_size]"""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
-        self.engine.stats.count(batch, [], self.engine.kv_use(), self.scheduler.pop_preemptions())
+        self.engine.stats.count(batch, batch.ready, self.engine.kv_use())
         scores = logits.split([len(search.beams) for search in self.growing])
         for search, own in zip(self.growing, scores, strict=True):
             parents, pairs = search.beams, search.advance(own)
-            search.num_tokens += len(parents)
             for parent, child in pairs:
                 self.block_manager.fork(parent, child)
                 child.num_computed_tokens = parent.num_computed_tokens

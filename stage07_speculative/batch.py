@@ -22,7 +22,7 @@ class Batch:
         block_tables, query_start_loc, seq_lens: which tokens are whose, and where their keys are; see attention.py.
         logits_indices: [n_logits], the tokens whose logits are needed.
         rows: the requests, each with the number of its tokens that the step computes.
-        ready: the requests that get a token in this step: after a prompt, as many of its completions as may run.
+        ready: the requests that get a token in this step.
         sampled, scored: rows of the logits: one for each of `ready`, and the rows that score a prompt.
         drafts: guesses for each request, to follow the token that it brings. They go through the model in the same
             step, and each gets a row of logits, too.
@@ -43,15 +43,15 @@ class Batch:
     scored: Sequence[tuple[Request, slice]] = ()
     drafts: Mapping[Request, list[int]] = field(default_factory=dict)
     tables: Sequence[list[int]] = ()
-    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    block_copies: Sequence[tuple[int, int]] = ()
 
     @classmethod
     def of(
         cls,
         rows: list[Row],
         manager: BlockManager,
-        num_free_seqs: int = 0,
         drafts: Mapping[Request, list[int]] = MappingProxyType({}),
+        block_copies: Sequence[tuple[int, int]] = (),
     ) -> "Batch":
         token_ids, positions, slots, query_start_loc, seq_lens, logits_indices, ready = [], [], [], [0], [], [], []
         sampled, scored = [], []
@@ -67,10 +67,8 @@ class Batch:
             query_start_loc.append(len(token_ids))
             seq_lens.append(end)
             if is_ready:
-                samplers = request.samplers[: 1 + num_free_seqs]  # the others wait: `Scheduler.fork` queues them
-                num_free_seqs -= len(samplers) - 1
-                ready += samplers
-                sampled += [len(logits_indices)] * len(samplers)
+                ready.append(request)
+                sampled.append(len(logits_indices))
                 logits_indices += range(len(token_ids) - 1 - len(draft), len(token_ids))
         tables = [manager.block_table(row.request) for row in rows]
         return cls(
@@ -87,7 +85,7 @@ class Batch:
             scored=scored,
             drafts=drafts,
             tables=tables,
-            block_copies=manager.pop_copies(),
+            block_copies=block_copies,
         )
 
     def verified(self) -> "Batch":

@@ -15,11 +15,10 @@ import torch
 
 from .engine import Engine
 from .request import Request
-from .support.outputs import finished_groups
 from .support.worker import EngineClosedError, Worker
 
 logger = logging.getLogger(__name__)
-Callback = Callable[[list[Request], BaseException | None], object]  # gets completions that made progress, or an error
+Callback = Callable[[list[Request], BaseException | None], object]  # gets the requests that made progress, or an error
 
 
 class EngineLoop(Worker):
@@ -59,7 +58,7 @@ class EngineLoop(Worker):
         del requests  # keep no finished request alive: its result may be large
 
         def callback(updated: list[Request], error: BaseException | None) -> None:
-            finished, items = finished_groups(updated), [] if error else results(updated)
+            finished, items = [request for request in updated if request.finished], [] if error else results(updated)
             if items or finished or error:
                 updates.put(error or (items, finished))
 
@@ -160,8 +159,8 @@ class EngineLoop(Worker):
                 raise
             unfinished = list(self.callbacks)
             self.engine.restart(unfinished)
-            updated = [c for request in unfinished for c in request.group if c.has_updates]  # by the step that failed
-            self.has_failed = not finished_groups(updated)
+            updated = [request for request in unfinished if request.finished]  # by the step that failed
+            self.has_failed = not updated
         self._notify(updated)
 
     def _add(self, requests: Sequence[Request]) -> None:
@@ -170,23 +169,23 @@ class EngineLoop(Worker):
                 self.engine.add(request)
 
     def _abort(self, requests: Iterable[Request]) -> None:
-        requests = [request for request in requests if request in self.callbacks]
-        unfinished = [c for request in requests for c in request.group if not c.finished]
-        for request in requests:
+        unfinished = [request for request in requests if request in self.callbacks]
+        for request in unfinished:
             self.engine.abort(request)
         self._notify(unfinished)
 
     def _notify(self, updated: list[Request]) -> None:
-        """Give each caller the updates of its completions; a request's last update is its end."""
+        """Give each caller the updates of its requests; a request's last update is its end."""
         updates: dict[Callback, list[Request]] = {}
-        for completion in updated:
-            updates.setdefault(self.callbacks[completion.group[0]], []).append(completion)
-        for request in finished_groups(updated):
-            self.engine.stats.count_ended(request)
-        for callback, completions in updates.items():
-            self._deliver(callback, completions)
-            for request in finished_groups(completions):  # forget it only now: an error before still finds its callback
-                self.callbacks.pop(request, None)
+        for request in updated:
+            updates.setdefault(self.callbacks[request], []).append(request)
+            if request.finished:
+                self.engine.stats.count_ended(request)
+        for callback, requests in updates.items():
+            self._deliver(callback, requests)
+            for request in requests:
+                if request.finished:  # forget it only now: an error before this line still finds its callback
+                    self.callbacks.pop(request, None)
 
     def _deliver(self, callback: Callback, requests: list[Request]) -> None:
         try:

@@ -5,7 +5,7 @@ request has which blocks; the cache only sees places. Place s is offset s % bloc
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class KVCache:
         self.keys[layer][blocks, :, :, offsets] = k
         self.values[layer][blocks, :, offsets] = v
 
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, in every layer: (from, to)."""
         if pairs:
             source, target = zip(*pairs, strict=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from .support.logprobs import NOT_FINITE
 from .support.outputs import Logprob
+from .support.philox import completion_seed
 from .support.sampling_params import SamplingParams
 from .support.scoring import PromptLogprobs
 from .support.text import Text
@@ -27,7 +28,7 @@ class RequestState(enum.Enum):
 class Request:
     """A prompt on its way to a completion. It grows only by `add`, which decides when it ends.
 
-    A request for n completions is n of these, its `group`: the first one is prefilled, the others are forked from it.
+    A prompt with n completions is n of these. They find its blocks in the prefix cache.
 
     Args:
         request_id: unique within the engine.
@@ -46,15 +47,15 @@ class Request:
         num_computed_tokens: how many tokens of the sequence have their keys and values in the cache.
         num_cached_tokens: prompt tokens found in the prefix cache when it was first admitted.
         rank: its rank in the queue (number, arrival), given by the scheduler; the last running one is preempted first.
-        index: which completion of its group it is.
-        num_ahead: completions that the same call requested before this group.
+        index: which completion of its prompt it is.
         prompt_logprobs: one entry per prompt token so far; None unless requested.
         output_token_ids: the output's tokens, including the one that ended it.
         token_times: when each output token was added, in seconds of time.perf_counter.
         logprobs: one entry per output token, if requested.
         text: the output's text, up to a stop text.
         finish_reason, stop_reason: why it ended; None until then.
-        streamed: how many tokens and characters a stream has sent so far, and whether the end.
+        num_preemptions: how often it was preempted.
+        streamed: how many tokens and characters a stream has sent so far.
     """
 
     rank: Any  # None until it is queued
@@ -77,13 +78,12 @@ class Request:
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.priority, self.rank, self.first_scheduled_time = priority, None, None
-        self.index, self.num_ahead, self.num_cached_tokens = 0, 0, 0
-        self.group: list[Request] = [self]
+        self.index, self.num_cached_tokens, self.num_preemptions = 0, 0, 0
         self.prompt_logprobs = None
         if (count := params.prompt_logprobs) is not None:
             self.prompt_logprobs = PromptLogprobs(len(prompt_token_ids), score_from, count, tokenizer)
         self.arrival_time = time.perf_counter()
-        self.streamed = 0, 0, False
+        self.streamed = 0, 0
         self.output_token_ids: list[int] = []
         self.token_times: list[float] = []
         self.logprobs: list[dict[int, Logprob]] = []
@@ -100,18 +100,17 @@ class Request:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    @property
-    def group_finished(self) -> bool:
-        return all(completion.finished for completion in self.group)
+    def completion(self, index: int) -> "Request":
+        """A request for another completion of the prompt, from its beginning. The first one alone scores the prompt."""
+        other = copy.copy(self)
+        other.index, other.seed, other.prompt_logprobs = index, completion_seed(self.seed, index), None
+        other.output_token_ids, other.token_times, other.logprobs = [], [], []
+        other.text = Text(self.tokenizer, self.params)
+        return other
 
-    def fork(self, index: int) -> "Request":
-        """Another completion of the same prompt, in the same group, with the same tokens so far. It shares the
-        prompt's log-probabilities."""
-        child = copy.copy(self)
-        child.index, child.text = index, self.text.copy()
-        child.output_token_ids, child.token_times = [*self.output_token_ids], [*self.token_times]
-        child.logprobs = [*self.logprobs]
-        return child
+    def completions(self) -> list["Request"]:
+        """A request for each of the prompt's `n` completions, this one first."""
+        return [self, *(self.completion(index) for index in range(1, self.params.n))]
 
     def guessed(self, draft: list[int]) -> "Request":
         """A copy with these tokens added, for a sampler to read. Logits processors are left out: they are called only
@@ -121,16 +120,6 @@ class Request:
         if self.params.logits_processors:
             other.params = dataclasses.replace(self.params, logits_processors=())
         return other
-
-    @property
-    def samplers(self) -> list["Request"]:
-        """The completions that sample from its logits: the whole group after the prompt, later only itself."""
-        return [self] if self.output_token_ids or self.index else self.group
-
-    @property
-    def has_updates(self) -> bool:
-        """Whether a stream still has to be sent a token, or the end."""
-        return self.streamed[0] < len(self.output_token_ids) or (self.finished and not self.streamed[2])
 
     @property
     def token_ids(self) -> list[int]:

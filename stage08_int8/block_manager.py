@@ -10,8 +10,8 @@ same tokens are not confused. The dictionary compares whole keys, tokens and all
 collision costs time and nothing else.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -136,14 +136,6 @@ class BlockManager:
     def can_allocate(self, num_blocks: int, reserve: int = 0) -> bool:
         """Whether `num_blocks` are free without touching the reserve."""
         return num_blocks + reserve <= self.num_free
-
-    def could_allocate(self, sequence: Sequence, without: Iterable[Sequence], reserve: int) -> bool:
-        """Whether a sequence would get its blocks without touching the reserve, if others lost theirs."""
-        lost = Counter(block for other in without for block in self._tables[other].blocks)
-        freed = {block for block, count in lost.items() if count == self.ref_counts[block]}
-        num_held = sum(self.ref_counts[block] > 0 and block not in freed for block, _ in self._find_cached(sequence))
-        needed = self.num_needed(len(sequence.token_ids)) - num_held
-        return needed + reserve <= self.num_free + len(freed)
 
     def allocate(self, sequence: Sequence) -> int:
         """Give a sequence blocks for all of its tokens.

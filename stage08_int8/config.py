@@ -69,8 +69,7 @@ class EngineConfig(Options):
     policy: str = option(
         "fcfs",
         one_of(*POLICIES),
-        "which request joins first: fcfs, fair (no caller's batch blocks another caller), priority (the lowest "
-        "first), or shortest (prompt, with aging)",
+        "which request joins first: fcfs, priority (the lowest first), or shortest (prompt, with aging)",
     )
     enable_chunked_prefill: bool = option(
         True,

@@ -14,7 +14,7 @@ from .engine_loop import EngineLoop
 from .request import Request
 from .support.inputs import InputProcessor, Params, Prompts
 from .support.llm_base import LLMBase
-from .support.outputs import RequestOutput, StreamEvent, finished_groups
+from .support.outputs import RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams, check_integer
 from .support.scoring import SCORING, Pair, Score, score_of
 
@@ -77,23 +77,28 @@ class LLM(LLMBase):
         Raises:
             ValueError: a prompt or parameter is wrong; raised before anything is computed, names the prompt's index.
         """
-        requests = self.inputs.requests(prompts, sampling_params, priority)
+        groups = [request.completions() for request in self.inputs.requests(prompts, sampling_params, priority)]
+        requests = [request for group in groups for request in group]
         with tqdm(total=len(requests), unit="request", disable=not use_tqdm) as bar:
-            for _ in self.loop.run(longest_first(requests, priority), finished_groups):
+            for _ in self.loop.run(longest_first(requests, priority), finished):
                 bar.update()
-        return [RequestOutput.of(request) for request in requests]
+        return [RequestOutput.of(group) for group in groups]
 
     def as_completed(
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Like `generate`, but yields (index of the prompt, result) as soon as a result is ready."""
         requests = self.inputs.requests(prompts, sampling_params, priority)
-        index = {request: i for i, request in enumerate(requests)}
+        groups = {i: request.completions() for i, request in enumerate(requests)}
+        index = {request: i for i, group in groups.items() for request in group}
+        requests = longest_first(list(index), priority)
 
         def results(updated: list[Request]) -> list[tuple[int, RequestOutput]]:
-            return [(index.pop(request), RequestOutput.of(request)) for request in finished_groups(updated)]
+            indices = dict.fromkeys(index.pop(request) for request in finished(updated))
+            ended = [i for i in indices if all(request.finished for request in groups[i])]
+            return [(i, RequestOutput.of(groups.pop(i))) for i in ended]
 
-        return self._keep_alive(self.loop.run(longest_first(requests, priority), results))
+        return self._keep_alive(self.loop.run(requests, results))
 
     def stream(
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
@@ -103,8 +108,8 @@ class LLM(LLMBase):
         The texts of an index, joined, are the text that `generate` returns for it.
         """
         requests = self.inputs.requests(prompts, sampling_params, priority)
-        index = {request: i for i, request in enumerate(requests)}
-        events = self.loop.run(requests, lambda updated: [StreamEvent.take(c, index[c.group[0]]) for c in updated])
+        index = {completion: i for i, request in enumerate(requests) for completion in request.completions()}
+        events = self.loop.run(index, lambda updated: [StreamEvent.take(r, index[r]) for r in updated])
         return self._keep_alive(events)
 
     def _keep_alive(self, results: Iterator[Any]) -> Iterator[Any]:
@@ -160,6 +165,10 @@ class LLM(LLMBase):
         return [score_of(output) for output in self.generate(pairs, SCORING, use_tqdm=use_tqdm)]
 
 
+def finished(requests: list[Request]) -> list[Request]:
+    return [request for request in requests if request.finished]
+
+
 def longest_first(requests: list[Request], priority: Sequence[int] | None) -> list[Request]:
     """The order in which to submit requests that are all known: the largest `max_tokens` first, since a long request
     that starts last would run alone at the end. Ties, and requests with priorities, keep their order."""
@@ -193,12 +202,8 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         *,
         priority: int = 0,
-        num_ahead: int = 0,
     ) -> AsyncIterator[StreamEvent]:
         """Stream a request: yields its tokens as they are made. Leaving the loop, or cancelling the task, aborts it.
-
-        Args:
-            num_ahead: how many completions the same caller asks for before this request, for the policy "fair".
 
         Raises:
             ValueError: the prompt or a parameter is wrong.
@@ -206,15 +211,14 @@ class AsyncLLM:
         """
         event_loop = asyncio.get_running_loop()
         updates: asyncio.Queue[Any] = asyncio.Queue()  # lists of events, or an error
-        request = self.llm.inputs.request(prompt, sampling_params or SamplingParams(), priority)
-        request.num_ahead = check_integer("num_ahead", num_ahead, 0)
-        num_unfinished = len(request.group)
+        requests = self.llm.inputs.request(prompt, sampling_params or SamplingParams(), priority).completions()
+        num_unfinished = len(requests)
 
         def callback(updated: list[Request], error: BaseException | None) -> None:
             event_loop.call_soon_threadsafe(updates.put_nowait, error or [StreamEvent.take(c, 0) for c in updated])
 
         try:
-            self.llm.loop.submit([request], callback)
+            self.llm.loop.submit(requests, callback)
             while num_unfinished:
                 if isinstance(events := await updates.get(), BaseException):
                     raise events
@@ -222,7 +226,7 @@ class AsyncLLM:
                     num_unfinished -= event.finish_reason is not None
                     yield event
         finally:
-            self.llm.loop.abort([request])
+            self.llm.loop.abort(requests)
 
     def close(self, *, abort: bool = False) -> None:
         """As `LLM.close`."""

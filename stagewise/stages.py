@@ -33,7 +33,6 @@ EXACT = 7
 
 # Name -> the module that has it.
 ELSEWHERE = {
-    "AHEAD": "scheduler",
     "ThreadLimit": "threads",
     "derive_seed": "philox",
     "find_model": "weights",

@@ -49,8 +49,8 @@ Row: one completion's part in the forward pass.
 
 Event: {"kind": …, "request_id": …, "index": …, …}
     queued          a request came: prompt_token_ids, output_token_ids (not empty if it was running when the trace
-                    began), max_tokens, n (completions requested), place ([key, arrival]: the queue is sorted by place
-                    and index; null in stages 1 to 3, whose queue is in the order of these events)
+                    began), max_tokens, n (completions requested), place ([key, arrival]: the queue is sorted by
+                    place; null in stages 1 to 3, whose queue is in the order of these events)
     admitted        it runs from this step on: slot (stages 3, 4), num_cached_tokens (from stage 5: found in the prefix
                     cache, and not computed)
     refused         it is next in the queue and could not be admitted to this step: reason, one of
@@ -58,8 +58,7 @@ Event: {"kind": …, "request_id": …, "index": …, …}
                       "budget"    the step has no tokens left
                       "whole"     its whole prompt does not fit into what the step has left (chunked prefill is off):
                                   needed, left
-                      "scores"    the step made no more logits of prompts (before 0.2)
-                      "blocks"    needed, free, reserve: blocks. A request admitted after this event overtakes it
+                      "blocks"    needed, free, reserve: blocks
                       "preempted" a request was preempted just now: memory is short
     preempted       it waits again, without its memory
     copied          copy-on-write: source and target, blocks
@@ -67,12 +66,7 @@ Event: {"kind": …, "request_id": …, "index": …, …}
     taken           block: it is no longer free
     released        block: it is free. findable: the prefix cache can still find it, and it goes to the end of the free
                     blocks; else to the front
-    token           it got the token token_id. An index that is new is another completion of its request, with the same
-                    prompt: the step that computes the end of the prompt gives a first token to as many completions as
-                    have a place
-    forked          another completion of its request, with the same prompt, begins: after its first token it goes on in
-                    the blocks of its sibling `parent` (an index), unless both have ended; or, with running false, it
-                    waits, and has no token yet
+    token           it got the token token_id
     beams           beam search: the request's beams are replaced, beam i by parents[i] with token_ids[i] after it.
                     Beams are known by their index; one that is no parent is dropped
     finished        reason: "stop", "length" or "abort" (or "beams": the search is done)
@@ -98,7 +92,7 @@ VERSION = 3
 PHASES = ("prefill", "decode")
 PARTS = ("schedule", "draft", "build", "forward", "sample", "commit")
 MEMORY = ("kv_tokens_reserved", "kv_tokens_used", "num_blocks_shared", "num_blocks_saved")
-REASONS = ("running", "budget", "whole", "scores", "blocks", "preempted")  # of "refused"
+REASONS = ("running", "budget", "whole", "blocks", "preempted")  # of "refused"
 
 # The fields by name, and what each may be.
 NULL, TIME = type(None), (int, float)
@@ -142,7 +136,6 @@ EVENTS: dict[Any, dict] = dict(
     taken=dict(block=int),
     released=dict(block=int, findable=bool),
     token=dict(token_id=int),
-    forked=dict(parent=int, running=bool),
     beams=dict(parents=list, token_ids=list),
     finished=dict(reason=str),
     restarted={},
@@ -150,7 +143,6 @@ EVENTS: dict[Any, dict] = dict(
 EVENTS_OF_SOME: dict[Any, dict] = dict(
     admitted=dict(slot=(int, NULL), num_cached_tokens=(int, NULL)),
     refused=dict(most=int, needed=int, left=int, free=int, reserve=int),
-    forked=dict(place=list),
 )
 
 
@@ -200,7 +192,7 @@ def follow(step: dict, unfinished: set[tuple[str, int]]) -> None:
     """Update the set of waiting and running completions: (request_id, index)."""
     for event in step["before"] + step["after"]:
         key = event.get("request_id"), event.get("index")
-        if event["kind"] in ("queued", "forked", "token"):
+        if event["kind"] in ("queued", "token"):
             unfinished.add(key)
         elif event["kind"] == "finished":
             ends_all = event["reason"] == "beams"

@@ -248,12 +248,11 @@ class Recorder:
         self.queued([request])
 
     def abort(self, abort: Callable, request: Any) -> None:
-        begun = [completion for completion in group_of(request) if not completion.finished and has_begun(completion)]
-        at = len(self._events)
+        was_finished, at = request.finished, len(self._events)
         abort(request)
         released, self._events[at:] = self._events[at:], []
-        for completion in begun:
-            self.emit("finished", completion, reason="abort")
+        if not was_finished:
+            self.emit("finished", request, reason="abort")
         self._events += released
         self._rest()
 
@@ -266,7 +265,7 @@ class Recorder:
             run(searches)
         except BaseException:
             self.emit("restarted")
-            self.queued(dict.fromkeys(request.group[0] for request in self.engine.scheduler.waiting))
+            self.queued(self.engine.scheduler.waiting)
             raise
         else:
             for beam in [beam for search in searches if not search.done for beam in search.beams]:
@@ -289,7 +288,11 @@ class Recorder:
         return updated
 
     def schedule(self, schedule: Callable) -> list[Any]:
+        at, scheduler = len(self._events), self.engine.scheduler
         rows = schedule()
+        if scheduler.waiting and not self._searches:
+            was_preempted = any(event["kind"] == "preempted" for event in self._events[at:])
+            self.emit("refused", scheduler.waiting[0], **why_refused(scheduler, rows, was_preempted))
         self.mark("build")
         return rows
 
@@ -348,7 +351,7 @@ class Recorder:
         """Record a request's token, and its end if that was the last; a failed request has no token."""
         if request.finish_reason not in ("abort", "error") and request.output_token_ids:
             self.emit("token", request, token_id=request.output_token_ids[-1])
-        if request.finished and has_begun(request):
+        if request.finished:
             self.emit("finished", request, reason=request.finish_reason)
 
     def mark(self, part: str | None) -> None:
@@ -450,24 +453,33 @@ def index_of(request: Any) -> int:
     return getattr(request, "index", 0)
 
 
-def group_of(request: Any) -> list[Any]:
-    """All completions of its request."""
-    return getattr(request, "group", [request])
-
-
 def who_is(request: Any) -> dict[str, Any]:
     return {"request_id": request.request_id, "index": index_of(request)}
 
 
-def has_begun(completion: Any) -> bool:
-    """Whether it is its request's first completion, or no longer waits for the first to compute their prompt."""
-    return not index_of(completion) or bool(completion.output_token_ids) or completion.rank is not None
+def why_refused(scheduler: Any, rows: list[Any], was_preempted: bool) -> dict:
+    """Why the first in the queue was not admitted to a step with these rows."""
+    head, left = scheduler.waiting[0], scheduler.max_num_batched_tokens
+    for row in rows:
+        left = scheduler._left(row, left)
+    if was_preempted:
+        return {"reason": "preempted"}
+    if len(scheduler.running) >= scheduler.max_num_seqs:
+        return {"reason": "running", "most": scheduler.max_num_seqs}
+    if not left:
+        return {"reason": "budget"}
+    if not scheduler.enable_chunked_prefill and head.num_new_tokens > left:
+        return {"reason": "whole", "needed": head.num_new_tokens, "left": left}
+    manager = scheduler.block_manager
+    reserve = manager.watermark_blocks if scheduler.running else 0
+    needed = manager.num_blocks_to_allocate(head)
+    return {"reason": "blocks", "needed": needed, "free": manager.num_free, "reserve": reserve}
 
 
 def describe(requests: Iterable[Any]) -> list[dict]:
-    """Requests as events: each of their completions that has begun is queued, with the tokens that it has."""
+    """Requests as events: each is queued, with the tokens that it has."""
     events = []
-    for c in (c for request in requests for c in group_of(request) if has_begun(c)):
+    for c in requests:
         tokens = {"prompt_token_ids": list(c.prompt_token_ids), "output_token_ids": list(c.output_token_ids)}
         details = {"max_tokens": c.max_tokens, "n": getattr(c.params, "n", 1), "place": getattr(c, "rank", None)}
         events.append({"kind": "queued", **who_is(c), **tokens, **details})

@@ -155,7 +155,7 @@ class FakeRequest:
     def __init__(self, prompt_len, priority=0):
         self.prompt_token_ids, self.priority = [0] * prompt_len, priority
         self.num_new_tokens = self.num_tokens = prompt_len
-        self.slot, self.state, self.group = None, None, [self]
+        self.slot, self.state = None, None
         self.token_ids, self.rank, self.index, self.first_scheduled_time = self.prompt_token_ids, None, 0, None
         self.num_cacheable, self.to_score = prompt_len - 1, lambda num_tokens: range(0)
 

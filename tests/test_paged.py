@@ -14,7 +14,6 @@ from stagewise.layout import write_config
 from stagewise.sampling import Sampling
 from tests.adapter import STAGES, TINYTALES, random_prompts, stages_that_change, write_checkpoint
 from tests.test_continuous import answers, workload  # noqa: F401 (a fixture)
-from tools.engines import traced
 
 pytestmark = pytest.mark.covers("block_manager.py", "scheduler.py", "engine.py", "batch.py", "request.py")
 about_beams = pytest.mark.covers("beam_search.py")
@@ -194,7 +193,7 @@ def test_everything_at_once(stage, small_checkpoint, roomy, seed):
     assert all(tokens == expected[i] for i, tokens in finished.items())
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "fair", "priority", "shortest"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest"])
 def test_preempted_again_and_again(stage, small_checkpoint, answers, policy):  # noqa: F811
     """A pool that holds the longest request and no token more: all others are preempted for it, and all end."""
     prompts, params = workload(stage, 24)
@@ -232,105 +231,6 @@ def test_the_preempted_are_back_before_those_that_came_later(stage, small_checkp
     assert later[0][0] == "1"
     assert order.index(next(ids for ids in order if "2" in ids)) > order.index(later[0])
     assert cached(outputs) == [0, 0, 0]  # of its own blocks it found some when it was back; that is not a hit
-
-
-def test_completions_of_two_prompts_share_the_free_places(stage, small_checkpoint):
-    """Of four, three are the first prompt's completions; the second's others wait."""
-    llm = stepper(stage, small_checkpoint, max_num_seqs=4)
-    for name in "ab":
-        llm.add_request(name, [1, 2, 3], stage.SamplingParams(n=3, max_tokens=4, ignore_eos=True))
-    llm.step()
-    running = [(one.request_id, one.index, len(one.output_token_ids)) for one in llm.engine.scheduler.running]
-    assert running == [("a", 0, 1), ("b", 0, 1), ("a", 1, 1), ("a", 2, 1)]
-    assert [(one.request_id, one.index) for one in llm.engine.scheduler.waiting] == [("b", 1), ("b", 2)]
-    run(llm, [])
-
-
-def test_whoever_is_forked_has_its_parents_place(stage, small_checkpoint):
-    """Completions that find no room run before a request that was there after their parent."""
-    llm = traced(stepper(stage, small_checkpoint, max_num_seqs=1))
-    llm.add_request("first", [1, 2, 3], stage.SamplingParams(n=3, max_tokens=4, ignore_eos=True))
-    llm.add_request("second", [4, 5], greedy(stage, 4))
-    run(llm, [])
-    started = {}
-    for step in llm.trace:
-        for row in step.rows:
-            started.setdefault((row.request_id, row.index), step.step)
-    assert started["first", 1] < started["first", 2] < started["second", 0]
-
-
-def steps_to_first_token(llm, small, params, every: int, number: int, finished: dict) -> list[int]:
-    """Small requests one after another, this many steps apart. finished: gets the outputs."""
-    arrived, waited = {}, {}
-    step = 0
-    while len(waited) < number:
-        if step % every == 0 and len(arrived) < number:
-            arrived[f"small {len(arrived)}"] = step
-            llm.add_request(f"small {len(arrived) - 1}", small, params)
-        for output in llm.step():
-            if output.request_id in arrived and output.outputs[0].token_ids:
-                waited.setdefault(output.request_id, step + 1 - arrived[output.request_id])
-            if output.finished:
-                finished[output.request_id] = output
-        llm.engine.scheduler.check_integrity()
-        step += 1
-        assert step < 1000
-    return list(waited.values())
-
-
-@pytest.mark.covers("scheduler.py", "policies.py")
-@pytest.mark.parametrize("greed", ["n", "prompts", "memory"])
-def test_fair_to_small_requests(stage, small_checkpoint, greed):
-    """Next to one that asks for dozens of completions, or for all of the memory, a small request waits a few steps; and
-    all get the tokens that they get alone."""
-    prompts = random_prompts(211, [9] * (40 if greed == "memory" else 20))
-    most = greedy(stage, 30) if greed != "n" else stage.SamplingParams(n=60, max_tokens=30, seed=1, ignore_eos=True)
-    asked = prompts[:1] if greed == "n" else prompts
-    options = dict(num_blocks=24, max_num_seqs=16) if greed == "memory" else dict(num_blocks=200, max_num_seqs=4)
-    options |= stage.one_by_one
-    number = 30 if greed == "n" else 10  # of the small ones
-    expected = [
-        [c.token_ids for c in output.outputs] for output in engine(stage, small_checkpoint).generate(asked, most)
-    ]
-
-    def beside(policy):
-        llm, greedy_ones = stepper(stage, small_checkpoint, policy=policy, block_size=4, **options), {}
-        for request in llm.inputs.requests(asked, most):  # of one caller
-            llm.unfinished[request.request_id] = request
-            llm.engine.add(request)
-        while llm.stats.num_output_tokens < 20:
-            llm.step()
-        waited = steps_to_first_token(llm, [1, 2, 3], greedy(stage, 4), 5, number, greedy_ones)
-        return llm, waited, greedy_ones | run(llm, [])
-
-    llm, waited, finished = beside("fair")
-    assert max(waited) <= 3
-    assert [[c.token_ids for c in finished[str(i)].outputs] for i in range(len(asked))] == expected
-    if greed == "n":  # the number in the README of stage 5
-        first_come, late, _ = beside("fcfs")
-        again = llm.stats.num_tokens_computed - first_come.stats.num_tokens_computed
-        assert (max(waited), llm.stats.num_preemptions, again, min(late), max(late)) == (1, 26, 43, 329, 446)
-
-
-def test_fair_starves_nobody(stage, small_checkpoint):
-    """However many requests come later, a large one ends no later than its completions could have, one by one."""
-    llm = traced(stepper(stage, small_checkpoint, policy="fair", max_num_seqs=3))
-    llm.add_request("much", [1, 2, 3, 4], stage.SamplingParams(n=12, max_tokens=6, seed=1, ignore_eos=True))
-    for step in range(1000):
-        llm.add_request(str(step), [5, 6], greedy(stage, 3))
-        if any(output.request_id == "much" and output.finished for output in llm.step()):
-            break
-    assert 60 < step < 2 * 12 * (4 + 6)
-    for request_id in list(llm.unfinished):
-        llm.abort_request(request_id)
-
-
-def test_as_many_completions_begin_as_have_a_place(stage, small_checkpoint):
-    """No step makes more tokens than requests may run, so that none waits for hundreds of first tokens."""
-    llm = traced_engine(stage, small_checkpoint, max_num_seqs=4)
-    alone = stage.SamplingParams(n=50, max_tokens=3, seed=1, ignore_eos=True)
-    llm.generate([[1, 2, 3], [4, 5, 6, 7]], [alone, greedy(stage, 5)])
-    assert max(sum(e["kind"] == "token" for e in step.after) for step in llm.trace) == 4
 
 
 def test_the_watermark(stage, small_checkpoint):
@@ -447,21 +347,32 @@ def test_a_failed_step_leaves_nothing_to_be_found(stage, small_checkpoint, monke
 # --- n > 1 -----------------------------------------------------------------------------------------------------------
 
 
-def test_n_completions_prefill_once(stage, small_checkpoint):
-    """20 tokens of a prompt, 4 completions of 5: it is computed once, its full block is shared, its rest copied."""
+def test_n_completions_share_their_prompt(stage, small_checkpoint):
+    """20 tokens of a prompt, 4 completions of 5: its full block is computed once, in the same step, and shared."""
     llm = traced_engine(stage, small_checkpoint)
     (output,) = llm.generate([random_prompts(211, [20])[0]], stage.SamplingParams(n=4, max_tokens=5, ignore_eos=True))
-    assert llm.stats.num_tokens_computed == 20 + 4 * 4
+    assert llm.stats.num_tokens_computed == 20 + 3 * 4 + 4 * 4
     assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
     assert len({tuple(completion.token_ids) for completion in output.outputs}) == 4
-    assert [step.num_blocks_shared for step in llm.trace] == [0, 1, 1, 1, 1]
-    assert [step.num_blocks_saved for step in llm.trace] == [0, 3, 3, 3, 3]
-    assert [step.kv_tokens_reserved for step in llm.trace] == [32] + [16 * 5] * 4
-    assert [step.kv_tokens_used for step in llm.trace] == [20] + [16 + 4 * n for n in (5, 6, 7, 8)]
+    assert output.num_cached_tokens == 0
+    assert [step.num_blocks_shared for step in llm.trace] == [1] * 5
+    assert [step.num_blocks_saved for step in llm.trace] == [3] * 5
+    assert [step.kv_tokens_reserved for step in llm.trace] == [16 * 5] * 5
+    assert [[row.num_tokens for row in step.rows] for step in llm.trace] == [[20, 4, 4, 4], *[[1] * 4] * 4]
     blocks = [row.blocks for row in llm.trace[1].rows]
     assert len({table[0] for table in blocks}) == 1
     assert len({table[1] for table in blocks}) == 4
     assert [row.index for row in llm.trace[1].rows] == [0, 1, 2, 3]
+
+
+def test_one_completion_scores_the_prompt(stage, small_checkpoint):
+    params = stage.SamplingParams(n=3, max_tokens=2, prompt_logprobs=0, ignore_eos=True)
+    llm = traced_engine(stage, small_checkpoint)
+    (output,) = llm.generate([random_prompts(211, [20])[0]], params)
+    (alone,) = engine(stage, small_checkpoint).generate([output.prompt_token_ids], params)
+    assert len(output.prompt_logprobs) == 20
+    assert list(output.prompt_logprobs) == list(alone.prompt_logprobs)
+    assert [row.num_tokens for row in llm.trace[0].rows] == [20, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -564,13 +475,20 @@ def test_closing_ends_each_completion_once(stage, small_checkpoint):
     assert sorted(index for index, _ in ends) == list(range(6))
 
 
-def test_the_random_numbers_of_completions_are_their_own(stage):
-    sampler = stage.part("sampler")
-    numbers = [sampler.uniform(5, 3, index) for index in range(50)]
-    assert len(set(map(float, numbers))) == 50
-    assert numbers[0] == sampler.uniform(5, 3)
-    for index in range(50):  # and no completion's bits are those of a derived seed
-        assert int(float(numbers[index]) * 2**52) >> 20 != stage.part("philox").derive_seed(5, 3) >> 32
+def test_each_completion_has_its_own_seed(stage):
+    seed = stage.part("philox").completion_seed
+    assert seed(5, 0) == 5
+    assert len({seed(5, index) for index in range(50)}) == 50
+    assert not {seed(5, index) for index in range(1, 50)} & {stage.part("philox").derive_seed(5, i) for i in range(50)}
+
+
+def test_a_completion_is_a_request(stage, small_checkpoint):
+    """Completion 2 of 3 is what a request with its seed gives."""
+    params = stage.SamplingParams(n=3, max_tokens=9, seed=5, ignore_eos=True)
+    (output,) = engine(stage, small_checkpoint).generate([[1, 2, 3]], params)
+    own = stage.SamplingParams(max_tokens=9, seed=stage.part("philox").completion_seed(5, 2), ignore_eos=True)
+    (alone,) = engine(stage, small_checkpoint).generate([[1, 2, 3]], own)
+    assert output.outputs[2].token_ids == alone.outputs[0].token_ids
 
 
 @about_outputs
@@ -619,18 +537,14 @@ def test_the_command_line_shows_all_completions(stage, tmp_path):
 
 
 def test_what_completions_share(stage):
-    """Their prompt and its logits, and nothing of their outputs."""
-    request = stage.make_request(stage.SamplingParams(max_tokens=5, ignore_eos=True), [1, 2])
-    child = request.fork(1)
-    request.group += [child]
-    assert (request.index, child.index, request.num_ahead, request.num_cached_tokens) == (0, 1, 0, 0)
-    assert request.samplers == [request, child]
-    assert child.samplers == [child]
-    child.add(40, {})
+    """Their prompt, and nothing of their outputs."""
+    request = stage.make_request(stage.SamplingParams(max_tokens=5, ignore_eos=True, n=2), [1, 2])
+    assert [one.index for one in request.completions()] == [0, 1]
+    other = request.completions()[1]
+    other.add(40, {})
     request.add(41, {})
-    child.add(42, {})
-    assert request.samplers == [request]
-    for one, token_ids in ((request, [41]), (child, [40, 42])):
+    other.add(42, {})
+    for one, token_ids in ((request, [41]), (other, [40, 42])):
         assert one.output_token_ids == token_ids
         assert one.text.text == stage.tokenizer().decode(token_ids)
         assert len(one.logprobs) == len(one.token_times) == len(token_ids)
@@ -656,41 +570,25 @@ def test_a_batch_goes_to_another_device(stage):
     }
 
 
-def test_who_starts_over_after_a_step_that_failed(stage, small_checkpoint):
-    """All completions that have not ended, but those whose prompt has no token yet: they wait for that. It is as if a
-    request without a token had not been admitted yet."""
+def test_what_starts_over_after_a_step_that_failed(stage, small_checkpoint):
+    """All requests that have not ended. It is as if one without a token had not been admitted yet."""
     llm, params = stepper(stage, small_checkpoint), stage.SamplingParams(n=3, max_tokens=4, ignore_eos=True)
     llm.add_request("begun", [1, 2], params)
     llm.step()
     llm.add_request("new", [3], params)
-    llm.add_request("failed", [4], params)
     llm.engine.scheduler.schedule()
-    begun, new, failed = (llm.unfinished[name].group for name in ("begun", "new", "failed"))
+    begun, new = llm.unfinished["begun"], llm.unfinished["new"]
     admitted, new[0].num_cached_tokens = begun[0].first_scheduled_time, 1
     begun[1].finish("length")
-    failed[0].fail(ValueError())
-    llm.engine.restart([begun[0], new[0], failed[0]])
-    assert llm.engine.scheduler.waiting == [begun[0], begun[2], new[0], *failed[1:]]
-    assert [one.num_computed_tokens for one in llm.engine.scheduler.waiting] == [0] * 5
+    new[2].fail(ValueError())
+    llm.engine.restart([*begun, *new])
+    assert llm.engine.scheduler.waiting == [begun[0], begun[2], new[0], new[1]]
+    assert [one.num_computed_tokens for one in llm.engine.scheduler.waiting] == [0] * 4
     assert [one.first_scheduled_time for one in (begun[0], new[0])] == [admitted, None]
     assert new[0].num_cached_tokens == 0
     llm.abort_request("begun")
     assert [one.finish_reason for one in begun] == ["abort", "length", "abort"]
     run(llm, [])
-
-
-@pytest.mark.covers("scheduler.py")
-def test_completions_go_before_a_prompt_that_was_admitted_earlier(stage, small_checkpoint):
-    """The second completion runs only after the first, and after the prompt that was cut: no step holds it up."""
-    llm = stepper(stage, small_checkpoint, max_num_batched_tokens=3, num_blocks=16, **stage.one_by_one)
-    schedule, steps = llm.engine.scheduler.schedule, []
-    llm.engine.scheduler.schedule = lambda: steps.append(schedule()) or steps[-1]
-    llm.add_request("a", [1, 2], stage.SamplingParams(n=2, seed=1, max_tokens=6, ignore_eos=True))
-    llm.add_request("b", [3, 4, 5, 6, 7], greedy(stage, 1))
-    for _ in range(4):
-        llm.step()
-    told = [[(row.request.request_id, row.num_tokens) for row in rows] for rows in steps]
-    assert told == [[("a", 2), ("b", 1)], *[[("a", 1), ("a", 1), ("b", 1)]] * 3]
 
 
 # --- Beam search -----------------------------------------------------------------------------------------------------

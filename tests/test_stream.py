@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from stagewise.wrap import wrap
-from tests.adapter import STAGES, random_prompts
+from tests.adapter import random_prompts
 
 pytestmark = pytest.mark.covers("llm.py", "engine_loop.py", "request.py", "support/outputs.py")
 
@@ -114,17 +114,3 @@ def test_as_completed_gives_every_result_once(stage, small_checkpoint):
 def test_no_prompts(stage):
     assert stage.engine().generate([]) == []
     assert list(stage.engine().stream([])) == []
-
-
-@pytest.mark.parametrize("stage", STAGES[3:], ids=str)
-def test_what_a_stream_still_has_to_be_sent(stage):
-    request, take = stage.make_request(stage.SamplingParams(), [1, 2]), stage.part("outputs").StreamEvent.take
-    assert not request.has_updates
-    for change in (lambda: request.add(40), lambda: request.finish("abort")):
-        change()
-        assert request.has_updates
-        take(request, 0)
-        assert not request.has_updates
-    request = stage.make_request(stage.SamplingParams(), [1, 2])
-    request.finish("abort")  # before its first event
-    assert request.has_updates

@@ -130,15 +130,15 @@ class Stepper:
 
     Attributes:
         engine: the stage's Engine.
-        unfinished: the requests that wait or run, by request id.
+        unfinished: by request id, the requests of its completions, until all have ended.
     """
 
     def __init__(self, stage: "Stage | OwnEngine", model: str, **options):
         self.stage = stage
         self.engine = stage.part("engine").Engine(stage.part("config").EngineConfig(model, **options))
         self.inputs = stage.part("inputs").InputProcessor(self.engine, stage.part("request").Request)
-        self.unfinished: dict[str, Any] = {}
-        self._ended: list[Any] = []  # completions whose last token came in a step that then failed
+        self.unfinished: dict[str, list[Any]] = {}
+        self._ended: list[Any] = []  # requests whose last token came in a step that then failed
 
     @property
     def stats(self) -> Any:
@@ -153,10 +153,10 @@ class Stepper:
         if request_id in self.unfinished:
             raise ValueError(f"request_id {request_id!r} belongs to a request that is not finished")
         request = self.inputs.request(prompt, params or self.stage.SamplingParams(), priority)
-        for completion in getattr(request, "group", [request]):
-            completion.request_id = request_id
-        self.unfinished[request_id] = request
-        self.engine.add(request)
+        request.request_id = request_id
+        self.unfinished[request_id] = getattr(request, "completions", lambda: [request])()
+        for completion in self.unfinished[request_id]:
+            self.engine.add(completion)
 
     def step(self) -> list[Any]:
         """Run one step. Returns the results so far of the requests that got a token. If it fails, all start over."""
@@ -169,20 +169,25 @@ class Stepper:
             with torch.inference_mode():
                 updated += self.engine.step()
         except BaseException:
-            unfinished = list(self.unfinished.values())
-            self._ended = [c for r in unfinished for c in getattr(r, "group", [r]) if c.finished]
+            unfinished = [request for completions in self.unfinished.values() for request in completions]
+            self._ended = [request for request in unfinished if request.finished]
             self.engine.restart(unfinished)
             raise
-        requests = dict.fromkeys(getattr(completion, "group", [completion])[0] for completion in updated)
-        outputs = [self.stage.part("outputs").RequestOutput.of(request) for request in requests]
+        for request in updated:
+            if request.finished:
+                self.engine.stats.count_ended(request)
+        make, outputs = self.stage.part("outputs").RequestOutput.of, []
+        for request in {request.request_id: request for request in updated}.values():
+            completions = self.unfinished[request.request_id]
+            outputs.append(make(completions if hasattr(request, "completions") else request))
         for output in outputs:
             if output.finished:
-                self.engine.stats.count_ended(self.unfinished.pop(output.request_id))
+                del self.unfinished[output.request_id]
         return outputs
 
     def abort_request(self, request_id: str) -> None:
         """Abort a request. An unknown id is ignored, because the request may just have ended."""
-        if (request := self.unfinished.pop(request_id, None)) is not None:
+        for request in self.unfinished.pop(request_id, ()):
             self.engine.abort(request)
 
     def has_unfinished_requests(self) -> bool:

@@ -162,10 +162,10 @@ class StreamEvent:
     @classmethod
     def take(cls, request: Any, index: int) -> "StreamEvent":
         """What is new since the last call, for prompt `index`."""
-        (begin, start, _), text = request.streamed, request.text.text
+        (begin, start), text = request.streamed, request.text.text
         end = len(text) if request.finished else request.text.num_certain
         scheduled = request.first_scheduled_time
-        request.streamed = len(request.output_token_ids), end, request.finished
+        request.streamed = len(request.output_token_ids), end
         return cls(
             index,
             text[start:end],

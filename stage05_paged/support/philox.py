@@ -21,10 +21,9 @@ def philox(seed: int, counter: int, stream: int = 0) -> tuple[int, int, int, int
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, position: int, index: int = 0) -> float:
-    """The uniform random number of (seed, position) for a completion: between 0 and 1 but never either, a multiple of
-    2**-53. Completions have the even streams; `derive_seed` has an odd one."""
-    a, b, _, _ = philox(seed, position, 2 * index)
+def uniform(seed: int, position: int) -> float:
+    """The uniform random number of (seed, position): between 0 and 1 but never either, a multiple of 2**-53."""
+    a, b, _, _ = philox(seed, position)
     return ((a << 20 | b >> 12) + 0.5) / 2**52
 
 
@@ -32,3 +31,9 @@ def derive_seed(engine_seed: int, number: int) -> int:
     """The seed of the engine's request `number`, for one that sets none."""
     a, b, _, _ = philox(engine_seed, number, stream=1)
     return a << 32 | b
+
+
+def completion_seed(seed: int, index: int) -> int:
+    """The seed of completion `index` of a request: the first one keeps the request's, so it is what n=1 gives."""
+    a, b, _, _ = philox(seed, index, stream=2)
+    return a << 32 | b if index else seed

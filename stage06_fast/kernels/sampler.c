@@ -330,9 +330,9 @@ static Cut cut_of_pieces(Memory *m, int64_t count, double least, double needed) 
 /* --- A row -------------------------------------------------------------------------------------------------------- */
 
 /* The number that sampler.py draws with, from Philox4x32-10; see support/philox.py. */
-static double uniform(uint64_t seed, uint64_t position, uint64_t stream) {
+static double uniform(uint64_t seed, uint64_t position) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c0 = (uint32_t)position;
-    uint32_t c1 = (uint32_t)(position >> 32), c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
+    uint32_t c1 = (uint32_t)(position >> 32), c2 = 0, c3 = 0;
     for (int round = 0; round < 10; round++) {
         const uint64_t p0 = (uint64_t)c0 * 0xD2511F53, p1 = (uint64_t)c2 * 0xCD9E8D57;
         c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, c1 = (uint32_t)p1;
@@ -431,7 +431,7 @@ static int64_t choose(Memory *m, const SampledRow *row, int64_t vocab_size) {
     const int64_t best = argmax(logits, vocab_size);
     if (best < 0 || row->temperature == 0) return best;
     const Scores s = {logits, logits[best], (float)row->temperature, vocab_size};
-    const double u = uniform(row->seed, row->position, 2 * row->index);
+    const double u = uniform(row->seed, row->position);
     const int by_rank = row->top_k > 0 && row->top_k < vocab_size;
     if (!by_rank && row->top_p >= 1 && row->min_p <= 0) return draw_from_all(m, &s, u);
 

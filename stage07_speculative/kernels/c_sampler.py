@@ -20,7 +20,7 @@ Row = struct(
     **dict.fromkeys(("logits", "raw", "used"), c_void_p),
     **dict.fromkeys(("num_used", "num_output", "top_k"), c_int64),
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition", "frequency", "presence"), c_double),
-    **dict.fromkeys(("seed", "position", "index"), c_uint64),
+    **dict.fromkeys(("seed", "position"), c_uint64),
     **dict.fromkeys(("num_logprobs", "token_id"), c_int64),
     **dict.fromkeys(("top_ids", "ranks", "logprobs"), c_void_p),
 )
@@ -63,7 +63,7 @@ class CSampler:
                 *(at, raw, *used, num_output, params.top_k),
                 *(params.temperature, params.top_p, params.min_p),
                 *(params.repetition_penalty, params.frequency_penalty, params.presence_penalty),
-                *(request.seed, len(request.output_token_ids), request.index, num_logprobs, -1),
+                *(request.seed, len(request.output_token_ids), num_logprobs, -1),
                 *(top.buffer_info()[0] for top in tops),
             )
         threads = torch.get_num_threads()

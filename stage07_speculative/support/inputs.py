@@ -63,13 +63,12 @@ class InputProcessor:
         priorities = [0] * len(prompts) if priority is None else list(priority)
         if len(priorities) != len(prompts):
             raise ValueError(f"got {len(prompts)} prompts but {len(priorities)} priorities; give one per prompt")
-        requests, num_ahead = [], 0
+        requests = []
         for i, (prompt, p, value) in enumerate(zip(prompts, params, priorities, strict=True)):
             try:
                 requests.append(self.request(prompt, p, priority=value))
             except ValueError as error:
                 raise ValueError(f"prompt {i}: {error}") from None
-            requests[-1].num_ahead, num_ahead = num_ahead, num_ahead + len(requests[-1].group)
         return requests
 
     def request(self, prompt: Prompt, params: SamplingParams, priority: int = 0, number: int | None = None) -> Any:
@@ -98,7 +97,6 @@ class InputProcessor:
         if params.min_tokens and len({*end_token_ids(request)}) == vocab_size:
             raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")
         self.engine.check_fits(request)
-        request.group += [request.fork(index) for index in range(1, params.n)]
         return request
 
     def _encode(self, prompt: str | list[int]) -> list[int]:

@@ -1,7 +1,7 @@
 """What the engine returns: results and stream events, made from a request (request.py)."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ class Logprob:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Times of a request (`time.perf_counter`), and the times between its tokens, in seconds."""
+    """Times of a prompt's completions (`time.perf_counter`), and the times between their tokens, in seconds."""
 
     arrival_time: float
     first_token_time: float | None  # None: not yet
@@ -26,13 +26,13 @@ class RequestMetrics:
     inter_token_latencies: tuple[float, ...]
 
     @classmethod
-    def of(cls, request: Any) -> "RequestMetrics":
-        times = [completion.token_times for completion in request.group if completion.token_times]
+    def of(cls, completions: Sequence[Any]) -> "RequestMetrics":
+        times = [completion.token_times for completion in completions if completion.token_times]
         return cls(
-            request.arrival_time,
+            completions[0].arrival_time,
             min((tokens[0] for tokens in times), default=None),
             max((tokens[-1] for tokens in times), default=None),
-            request.group[0].first_scheduled_time,
+            completions[0].first_scheduled_time,
             tuple(after - before for tokens in times for before, after in itertools.pairwise(tokens)),
         )
 
@@ -116,16 +116,16 @@ class RequestOutput:
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
 
     @classmethod
-    def of(cls, request: Any) -> "RequestOutput":
-        """The result of the group so far."""
-        first = request.group[0]
+    def of(cls, completions: Sequence[Any]) -> "RequestOutput":
+        """The result so far of the requests that complete a prompt."""
+        first = completions[0]
         return cls(
-            request.request_id,
-            request.prompt,
-            request.prompt_token_ids,
-            [CompletionOutput.of(completion) for completion in request.group],
-            request.group_finished,
-            RequestMetrics.of(request),
+            first.request_id,
+            first.prompt,
+            first.prompt_token_ids,
+            [CompletionOutput.of(completion) for completion in completions],
+            all(completion.finished for completion in completions),
+            RequestMetrics.of(completions),
             first.num_cached_tokens,
             prompt_logprobs=first.prompt_logprobs,
         )
@@ -168,11 +168,10 @@ class StreamEvent:
     @classmethod
     def take(cls, request: Any, index: int) -> "StreamEvent":
         """What is new since the last call, for prompt `index`."""
-        (begin, start, _), text = request.streamed, request.text.text
+        (begin, start), text = request.streamed, request.text.text
         end = len(text) if request.finished else request.text.num_certain
-        first = request.group[0]
-        scheduled = first.first_scheduled_time
-        request.streamed = len(request.output_token_ids), end, request.finished
+        scheduled = request.first_scheduled_time
+        request.streamed = len(request.output_token_ids), end
         return cls(
             index,
             text[start:end],
@@ -182,13 +181,8 @@ class StreamEvent:
             logprobs=request.logprobs[begin:] if request.params.logprobs is not None else None,
             num_prompt_tokens=len(request.prompt_token_ids),
             num_output_tokens=len(request.output_token_ids),
-            prompt_logprobs=request.prompt_logprobs if not begin and not request.index else None,
+            prompt_logprobs=request.prompt_logprobs if not begin else None,
             completion_index=request.index,
-            num_cached_tokens=first.num_cached_tokens,
-            queue_time=scheduled and scheduled - first.arrival_time,
+            num_cached_tokens=request.num_cached_tokens,
+            queue_time=scheduled and scheduled - request.arrival_time,
         )
-
-
-def finished_groups(completions: Iterable[Any]) -> list[Any]:
-    """The requests that have finished with these completions, each as the first of its group."""
-    return list(dict.fromkeys([c.group[0] for c in completions if c.finished and c.group_finished]))

@@ -59,26 +59,25 @@ class Stats:
         yield
         self.seconds += time.perf_counter() - start
 
-    def count(self, batch: Any, tokens: list[Any], kv_use: tuple[int, int], num_preemptions: int) -> None:
+    def count(self, batch: Any, tokens: list[Any], kv_use: tuple[int, int]) -> None:
         """Count a step: its batch, a token or an error for each request of `batch.ready`, and how many tokens of the KV
         cache are reserved and used."""
-        made = zip(batch.ready, tokens, strict=False)  # a beam search has none
+        made = zip(batch.ready, tokens, strict=True)
         self.num_output_tokens += sum(r.max_tokens > 0 and not isinstance(token, Exception) for r, token in made)
-        self.num_preemptions += num_preemptions
         self.num_forwards += batch.num_tokens > 0  # else its tokens went through the model as drafts
         self.num_tokens_computed += batch.num_tokens
         self.kv_tokens_reserved += kv_use[0] * (batch.num_tokens > 0)
         self.kv_tokens_used += kv_use[1] * (batch.num_tokens > 0)
 
     def count_ended(self, request: Any) -> None:
-        """Count a request whose completions have all ended, unless one was aborted or failed."""
-        reasons = [completion.finish_reason for completion in request.group]
-        if not {"abort", "error"} & {*reasons}:
+        """Count a request that has ended; of one that was aborted or failed, only the preemptions."""
+        self.num_preemptions += request.num_preemptions
+        if request.finish_reason not in ("abort", "error"):
             self.num_requests += 1
-            self.num_truncated += reasons.count("length") if request.max_tokens else 0
+            self.num_truncated += request.max_tokens > 0 and request.finish_reason == "length"
             self.num_prompt_tokens += len(request.prompt_token_ids)
             self.num_cached_tokens += request.num_cached_tokens
-            self.latencies.add(RequestMetrics.of(request))
+            self.latencies.add(RequestMetrics.of([request]))
 
     def count_draft(self, num_tokens: int, num_accepted: int) -> None:
         """Count a draft of a request, of which the first `num_accepted` tokens were right."""

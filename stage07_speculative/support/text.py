@@ -1,7 +1,5 @@
 """A completion's text as it grows: whole characters only, and nothing after a stop text."""
 
-import copy
-
 from .sampling_params import SamplingParams
 from .tokenizer import Detokenizer, Tokenizer
 
@@ -20,11 +18,6 @@ class Text:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams):
         self.text, self._stops, self._params = "", params.stop, params
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
-
-    def copy(self) -> "Text":
-        other = copy.copy(self)
-        other._detokenizer = copy.copy(self._detokenizer)
-        return other
 
     def add(self, token_id: int, may_stop: bool) -> str | None:
         """Append a token. Returns the stop text that it completes, if `may_stop`; the text then ends there."""

@@ -51,7 +51,7 @@ typedef struct {
     const int64_t *used;       /* [num_used], the tokens of prompt and output; the last num_output are the output's */
     int64_t num_used, num_output, top_k;
     double temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
-    uint64_t seed, position, index; /* of the draw; see support/philox.py */
+    uint64_t seed, position; /* of the draw; see support/philox.py */
     int64_t num_logprobs;           /* of the likeliest tokens; -1: no log-probabilities at all */
     int64_t token_id;               /* -1: the largest logit is not finite, or one is NaN */
     int64_t *top_ids, *ranks;       /* [1 + num_logprobs], of the chosen token and of the likeliest ones */

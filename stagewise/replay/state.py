@@ -146,20 +146,7 @@ class State:
                 self.completions[key].leave("waiting")
                 self.completions[key].num_preemptions += 1
             case "token":
-                if key not in self.completions:  # another one of the same prompt
-                    self.completions[key] = self.copy(self.completions[request_id, 0], output=[], blocks=[])
-                    self.completions[key].leave("waiting")
                 self.completions[key].output = [*self.completions[key].output, event["token_id"]]
-            case "forked":
-                parent = self.completions[request_id, event["parent"]]
-                if key not in self.completions:  # it gets its first token later, when it has a place
-                    self.completions[key] = self.copy(parent, output=[], blocks=[])
-                    self.completions[key].leave("waiting")
-                child = self.completions[key]
-                child.place = event.get("place") or child.place
-                if event["running"]:
-                    child.status, child.blocks, child.num_computed = "running", parent.blocks, parent.num_computed
-                    self.seat(child)
             case "beams":
                 old = {i: self.completions.pop((r, i)) for r, i in list(self.completions) if r == request_id}
                 for i, (parent, token_id) in enumerate(zip(event["parents"], event["token_ids"], strict=True)):
@@ -203,7 +190,7 @@ class State:
 
         def place(key: Key) -> tuple:
             c = self.completions[key]
-            return *(c.place or (-len(c.prompt) if self.longest_first else 0, c.arrival)), key[1]
+            return tuple(c.place or (-len(c.prompt) if self.longest_first else 0, c.arrival))
 
         return sorted((key for key, c in self.completions.items() if c.status == "waiting"), key=place)
 

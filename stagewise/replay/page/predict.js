@@ -158,7 +158,6 @@ const REFUSALS = {
   running: "It waits: no more requests may run at once",
   budget: "It waits: the step has no tokens left",
   whole: "It waits: its prompt does not fit whole",
-  scores: "It waits: the step computes no more prompt logits",
   blocks: "It waits: too few blocks are free",
   preempted: "It waits: another request has just been preempted",
 };

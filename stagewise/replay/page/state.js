@@ -12,7 +12,6 @@ const KINDS = [
   "preempted",
   "copied",
   "evicted",
-  "forked",
   "beams",
   "finished",
   "restarted",
@@ -157,24 +156,9 @@ class State {
         this.change(key, { numPreemptions: completion.numPreemptions + 1 });
         break;
       case "token": {
-        if (!completion) {
-          // another one of the same prompt
-          this.fork(this.completions.get(`${event.request_id}/0`), event.index, 0);
-          this.leave(key, "waiting");
-        }
         const { output, numOutput } = this.completions.get(key);
         if (output.length === numOutput) output.push(event.token_id); // else an earlier visit to this step pushed it
         this.change(key, { numOutput: numOutput + 1 });
-        break;
-      }
-      case "forked": {
-        if (!completion) {
-          this.fork(this.completions.get(`${event.request_id}/${event.parent}`), event.index, 0);
-          this.leave(key, "waiting");
-        }
-        if (event.place) this.change(key, { place: event.place });
-        const { blocks, numComputed } = this.completions.get(`${event.request_id}/${event.parent}`);
-        if (event.running) this.change(key, { status: "running", blocks, numComputed, seat: this.numSeats++ });
         break;
       }
       case "beams": {
@@ -244,9 +228,9 @@ class State {
   }
 
   /** Another completion, with the same prompt and its parent's first numOutput tokens. */
-  fork(parent, index, numOutput = parent.numOutput) {
-    const output = parent.output.slice(0, numOutput);
-    const child = { ...parent, index, output, numOutput, arrival: this.completions.size, recomputed: 0 };
+  fork(parent, index) {
+    const output = parent.output.slice(0, parent.numOutput);
+    const child = { ...parent, index, output, arrival: this.completions.size, recomputed: 0 };
     this.put(`${parent.id}/${index}`, child);
     return child;
   }
@@ -266,7 +250,7 @@ class State {
     const place = (c) => c.place ?? [this.longestFirst ? -c.prompt.length : 0, c.arrival];
     return [...this.completions]
       .filter(([, { status }]) => status === "waiting")
-      .sort(([, a], [, b]) => place(a)[0] - place(b)[0] || place(a)[1] - place(b)[1] || a.index - b.index)
+      .sort(([, a], [, b]) => place(a)[0] - place(b)[0] || place(a)[1] - place(b)[1])
       .map(([key]) => key);
   }
 

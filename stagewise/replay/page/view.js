@@ -492,7 +492,7 @@ class View {
     const keys = state.waiting();
     const refused = new Set(step.before.filter(({ kind }) => kind === "refused").map(keyOf));
     const waiting = `${keys.length.toLocaleString("en")} wait${keys.length === 1 ? "s" : ""}`;
-    const order = keys.length > 1 ? `, ${orderInWords(this.replay.header)}${exceptionInWords(this.replay, step)}` : "";
+    const order = keys.length > 1 ? `, ${orderInWords(this.replay.header)}` : "";
     setText(nodes["queue-note"], keys.length ? waiting + order : "empty");
     const rest = keys.length - MOST_WAITING;
     nodes["queue-rest"].hidden = rest <= 0;

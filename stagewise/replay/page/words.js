@@ -48,7 +48,7 @@ function eventsInWords(replay, state, step) {
       else groups.push(event.kind === "evicted" ? evicted : [event]);
     }
     for (const group of groups) {
-      const text = SENTENCES[group[0].kind](replay, state, group, events);
+      const text = SENTENCES[group[0].kind](replay, state, group);
       if (text) lines.push({ text, kind: group[0].kind, after });
     }
   }
@@ -57,8 +57,8 @@ function eventsInWords(replay, state, step) {
 
 /** Whether two events can share a sentence. */
 function like(a, b) {
-  const plain = ["queued", "admitted", "forked", "finished"].includes(a.kind) && a.kind === b.kind;
-  return plain && a.reason === b.reason && a.running === b.running && !a.num_cached_tokens && !b.num_cached_tokens;
+  const plain = ["queued", "admitted", "finished"].includes(a.kind) && a.kind === b.kind;
+  return plain && a.reason === b.reason && !a.num_cached_tokens && !b.num_cached_tokens;
 }
 
 const nameOf = (replay, event) => replay.name(event.request_id, event.index);
@@ -67,20 +67,17 @@ const are = (number) => (number === 1 ? "is" : "are");
 
 const SENTENCES = {
   queued(replay, state, group) {
-    const names = each(group, ({ request_id: id }) => replay.name(id));
-    const [{ n, max_tokens: most, output_token_ids: output }] = group;
+    const names = each(group, (event) => nameOf(replay, event));
+    const [{ max_tokens: most, output_token_ids: output }] = group;
     if (group.length > 4) return `${names} join the queue.`;
     if (group.length > 1)
       return `${names} join the queue: prompts of ${list(group.map((e) => String(e.prompt_token_ids.length)))} tokens.`;
     const has = output.length ? `, ${count(output.length, "token")} of output so far` : "";
-    const several = n > 1 ? `, ${n} completions` : "";
     const prompt = count(group[0].prompt_token_ids.length, "prompt token");
-    return `${names} joins the queue: ${prompt}${has}, at most ${most} of output${several}.`;
+    return `${names} joins the queue: ${prompt}${has}, at most ${most} of output.`;
   },
-  admitted(replay, state, group, events) {
+  admitted(replay, state, group) {
     const names = each(group, (event) => nameOf(replay, event));
-    const first = events.slice(0, events.indexOf(group[0])).find(({ reason }) => reason === "blocks");
-    const ahead = first ? ` ahead of ${nameOf(replay, first)}, which waits for memory` : "";
     const [{ slot, num_cached_tokens: cached }] = group;
     const slots =
       typeof slot === "number" && group.length <= 8
@@ -91,7 +88,7 @@ const SENTENCES = {
       ? `: ${cached} of its ${completion ? lengthOf(completion) : ""} tokens are in the prefix cache and not computed`
       : "";
     const order = replay.head.longestFirst && group.length > 1 ? ", the longest prompts first (sort_by_length)" : "";
-    return `${names} ${are(group.length)} admitted${ahead}${slots}${found}${order}.`;
+    return `${names} ${are(group.length)} admitted${slots}${found}${order}.`;
   },
   refused(replay, state, [event]) {
     return `${nameOf(replay, event)} waits: ${REFUSED[event.reason](event, replay.header.options)}.`;
@@ -112,14 +109,6 @@ const SENTENCES = {
         ? `${group.length} blocks`
         : `Block${group.length > 1 ? "s" : ""} ${list(group.map(({ block }) => String(block)))}`;
     return `${blocks} ${are(group.length)} taken for new tokens: the prefix cache loses what was there.`;
-  },
-  forked(replay, state, group) {
-    const [{ request_id: id, parent, running }] = group;
-    const names = each(group, (event) => nameOf(replay, event));
-    const one = group.length === 1;
-    return running
-      ? `${names} go${one ? "es" : ""} on in the blocks of ${replay.name(id, parent)}.`
-      : `${names} wait${one ? "s" : ""} for a place.`;
   },
   beams(replay, state, [{ request_id: id, parents }]) {
     const kept = parents.map((parent, i) => `${replay.name(id, i)} from ${replay.name(id, parent)}`);
@@ -146,7 +135,6 @@ const REFUSED = {
       : `there is room for ${count(most, "request")} only`,
   budget: () => "the step has no tokens left (max_num_batched_tokens)",
   whole: ({ needed, left }) => `its prompt needs ${count(needed, "token")} in one step, and ${left} ${are(left)} left`,
-  scores: () => "the step computes no more prompt logits",
   blocks({ needed, free, reserve }) {
     const kept = reserve ? `, ${reserve} ${are(reserve)} kept in reserve for running requests` : "";
     return `it needs ${count(needed, "block")}, and at its turn ${free} ${are(free)} free${kept}`;
@@ -174,12 +162,6 @@ function orderInWords({ options }) {
   if (options.sort_by_length) return "the longest prompt first (sort_by_length)";
   const orders = { fair: "callers in turns", priority: "by priority", shortest: "the shortest prompt first" };
   return options.policy in orders ? `${orders[options.policy]} (policy ${options.policy})` : "first come, first served";
-}
-
-/** What a step's refusal means for the queue: where memory is in blocks, others may go ahead. */
-function exceptionInWords(replay, step) {
-  const event = step.before.find(({ kind, reason }) => kind === "refused" && reason === "blocks");
-  return event ? `; what fits may go ahead of ${nameOf(replay, event)}` : "";
 }
 
 /** What the forward pass of a step computes, in a sentence. */
