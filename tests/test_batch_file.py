@@ -761,7 +761,7 @@ def test_openai_lines(tmp_path):
             "hot": "line 7: temperature must be",
             "other": "body.model is 'gpt2', but this run has 'tinytales': name that, or leave model out",
             "stream": "stream must be false",
-            "tools": "tools [1] is not supported: only chats call tools",
+            "tools": "tools [1] is not supported: no functions are called here",
             "foo": "unknown field foo",
             "text": "line 13: an earlier line has the same id, 'text'",
             "none": "body must be a JSON object",

@@ -638,6 +638,15 @@ def test_the_models_own_defaults(small_checkpoint, tmp_path):
 
 # --- What is refused --------------------------------------------------------------------------------------------------
 
+FUNCTION = {"type": "function", "function": {"name": "add"}}
+CALLS = [
+    ("tools", [FUNCTION]),
+    ("tool_choice", "required"),
+    ("tool_choice", "auto"),
+    ("tool_choice", FUNCTION),
+    ("functions", [{"name": "add"}]),
+    ("function_call", "auto"),
+]
 REFUSED = [
     ({"foo": 1}, "foo", "unknown field foo"),
     ({"foo": False}, "foo", "unknown field foo"),
@@ -654,7 +663,7 @@ REFUSED = [
     ({"response_format": {"type": "json_schema"}}, "response_format", "must have a schema"),
     ({"response_format": {"type": "json_object", "schema": {}}}, "response_format", "no field 'schema'"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}}, "response_format", "form"),
-    ({"tools": [{"type": "function"}]}, "tools", "only chats call tools"),
+    *(({name: value}, name, "response_format gives an answer a form") for name, value in CALLS),
     ({"prompt_embeds": "x"}, "prompt_embeds", "prompt_embeds 'x' is not supported"),
     ({"request_id": 3}, "request_id", "request_id must be a string"),
     ({"best_of": 3, "n": 2}, "best_of", "best_of must equal n, which is 2"),
@@ -905,7 +914,10 @@ CHATS_REFUSED = [
     ({"messages": [{"content": "Hello"}]}, "messages[0].role", "messages[0].role is missing"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "messages[0].content is missing"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", '"type": "text"'),
-    ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls", "not see them"),
+    *(({name: value}, name, "response_format gives an answer a form") for name, value in CALLS),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls", "no functions"),
+    ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, "messages[0].tool_call_id", "no functions"),
+    ({"messages": [{"role": "tool", "content": "8"}]}, "messages[0].role", "role 'tool' is not supported: no func"),
     ({"messages": [{"role": "user", "content": "x", "refusal": "no"}]}, "messages[0].refusal", "does not see it"),
     ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood", "unknown field messages[0].mood"),
     (
@@ -934,11 +946,6 @@ def test_chats_that_are_refused(tales, fields, param, message):
 
 
 TURNS = [*HELLO, {"role": "assistant", "content": " Hi, <b>o\n"}, {"role": "user", "content": "yo"}]
-CALLS = [{"type": "function", "function": {"name": "add", "description": "é", "parameters": {"b": 1, "a": 2}}}]
-ASKED_AND_CALLED = [
-    {"role": "user", "content": "1 + 2?"},
-    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]},
-]
 TEMPLATES = [
     "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}",
     "{{ bos_token }}{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}{{ unk_token }}",
@@ -960,12 +967,11 @@ def beside_transformers(text):
     reference, made = GPT2Tokenizer.from_pretrained(TINYTALES), ChatTemplate(text, "it", special_tokens(TINYTALES))
     reference.chat_template, tokenizer = text, Stage(5).LLM(TINYTALES, load_format="dummy").get_tokenizer()
 
-    def check(messages, tools=None, **fields):
-        expected = reference.apply_chat_template(messages, tools=tools, return_dict=False, **fields)
+    def check(messages, **fields):
+        expected = reference.apply_chat_template(messages, return_dict=False, **fields)
         kwargs = {name: value for name, value in fields.items() if name in made.optional}
         ours = {"begins": "add_generation_prompt" in fields, "goes_on": "continue_final_message" in fields}
-        read = [{k: v for k, v in message.items() if v is not None} for message in messages]  # as read_messages does
-        assert tokenizer.encode(made.prompt(read, tools=tools, kwargs=kwargs, **ours)) == expected
+        assert tokenizer.encode(made.prompt(messages, kwargs=kwargs, **ours)) == expected
 
     return made, check
 
@@ -975,9 +981,6 @@ def test_a_template_makes_what_transformers_makes(text):
     _, check = beside_transformers(text)
     check(TURNS)
     check(TURNS, add_generation_prompt=True)
-    check(TURNS, tools=CALLS)
-    if "+ eos_token" not in text:
-        check(ASKED_AND_CALLED)
     for end in CONTINUED if "separators" not in text and "break" not in text else ():
         if "content" in text:
             check([*HELLO, {"role": "bot", "content": end}], continue_final_message=True)
@@ -989,14 +992,13 @@ FIELD = sorted(Path(__file__).with_name("chat_templates").glob("*.jinja"))
 
 @pytest.mark.parametrize("path", FIELD, ids=lambda path: path.stem)
 def test_templates_of_the_field_make_what_transformers_makes(path):
-    made, check = beside_transformers(path.read_text(encoding="utf-8"))
+    _, check = beside_transformers(path.read_text(encoding="utf-8"))
     system, user = {"role": "system", "content": "Tell "}, {"role": "user", "content": "<b> é"}
-    bot, call = {"role": "assistant", "content": "Hi \n"}, {"role": "assistant", **ASKED_AND_CALLED[1]}
+    bot = {"role": "assistant", "content": "Hi \n"}
     chats = [[user], [system, user], [system, user, bot, user], [user, bot]]
-    chats += [[user, call, user]] if made.shows_calls else []
     ways = [{}, {"add_generation_prompt": True}, {"continue_final_message": True}, {"enable_thinking": False}]
-    for messages, tools, fields in itertools.product(chats, (None, CALLS), ways):
-        check(messages, tools, **fields)
+    for messages, fields in itertools.product(chats, ways):
+        check(messages, **fields)
 
 
 def test_variables_that_a_request_gives_to_the_template(tales):
@@ -1120,6 +1122,8 @@ def test_models_tokens_versions_and_health(tales):
     for body in ({"prompt": 1}, {}, {"prompt": "x", "foo": 1}, {"prompt": "\ud800"}, both, {"messages": [1]}):
         error_of(ask(tales, "/tokenize", json.dumps(body).encode()), 400)
     error_of(ask(tales, "/tokenize", {"prompt": "x", "model": "gpt-4"}), 404)
+    assert ask(tales, "/tokenize", {"messages": HELLO, "tools": []}).status_code == 200
+    assert error_of(ask(tales, "/tokenize", {"messages": HELLO, "tools": [FUNCTION]}), 400)["param"] == "tools"
 
 
 def read_metrics(app):

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .tools import CallReader
-
 if TYPE_CHECKING:
     from .job import Job, Served
 
@@ -111,9 +109,9 @@ def full_text(tokenizer: Any, token_ids: list[int]) -> str:
 # --- Choices ----------------------------------------------------------------------------------------------------------
 
 
-def choice_of(job: "Job", piece: Piece, *, chunk: bool = False, reader: CallReader | None = None) -> dict:
-    """A choice of an answer, or of a chunk of one. reader: finds the calls in this choice's chunks."""
-    said = chat_choice(job, piece, chunk, reader) if job.chat else completion_choice(job, piece)
+def choice_of(job: "Job", piece: Piece, *, chunk: bool = False) -> dict:
+    """A choice of an answer, or of a chunk of one."""
+    said = chat_choice(job, piece, chunk) if job.chat else completion_choice(job, piece)
     ids = {"token_ids": piece.token_ids} if job.fields["return_token_ids"] else {}
     return {"index": piece.index, **said, "stop_reason": piece.stop_reason, **length_limit(piece), **ids}
 
@@ -131,16 +129,7 @@ def completion_choice(job: "Job", piece: Piece) -> dict:
     return {"text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason, **prompt}
 
 
-def chat_choice(job: "Job", piece: Piece, chunk: bool, reader: CallReader | None) -> dict:
-    said: dict[str, Any] = {"content": piece.text}
-    reader, reason = reader or (job.tools and CallReader(job.tools)), piece.finish_reason
-    if reader is not None:
-        text, calls = reader.read(piece.text, reason is not None)
-        said = {"content": text or None} if calls or not chunk else {"content": text}
-        if calls:
-            said["tool_calls"] = calls if chunk else [{k: v for k, v in c.items() if k != "index"} for c in calls]
-        if reader.num_calls and reason == "stop":
-            reason = "tool_calls"
+def chat_choice(job: "Job", piece: Piece, chunk: bool) -> dict:
     logprobs = None
     if job.num_logprobs is not None:
         content = [
@@ -148,8 +137,9 @@ def chat_choice(job: "Job", piece: Piece, chunk: bool, reader: CallReader | None
             for token in piece.tokens
         ]
         logprobs = {"content": content}
+    said = {"content": piece.text}
     said = {"delta": said} if chunk else {"message": {"role": "assistant", **said}}
-    return {**said, "logprobs": logprobs, "finish_reason": reason}
+    return {**said, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
 
 def greeting(index: int) -> dict:

@@ -18,8 +18,7 @@ from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .errors import bad_request
-from .fields import OLD_TOOLS, ONLY_TEXT, TEXT, Field, Fields, Others
-from .tools import Tools
+from .fields import NO_TOOLS, ONLY_TEXT, TEXT, Field, Fields, Others
 
 # Fields of answers, ours or others', besides role and content, so that a client can send an answer back.
 IDLE_IN_MESSAGES: Others = {
@@ -28,9 +27,9 @@ IDLE_IN_MESSAGES: Others = {
     "reasoning_content": (("",), "the template does not see it"),
     "annotations": (([],), "the template does not see them"),
     "audio": ((), ONLY_TEXT),
-    "tool_calls": (([],), "the template does not see them"),
-    "function_call": ((), OLD_TOOLS),
-    "tool_call_id": (("",), "the template does not see it"),
+    "tool_calls": (([],), NO_TOOLS),
+    "function_call": ((), NO_TOOLS),
+    "tool_call_id": (("",), NO_TOOLS),
     "cache_control": (dict, "it must be an object"),
 }
 MESSAGE = {
@@ -38,7 +37,7 @@ MESSAGE = {
     "name": TEXT,
     "content": Field((str, list), "a string, or a list of parts of type text"),
 }
-CALLS = {"tool_calls": Field(list, "a list of calls"), "tool_call_id": TEXT}
+TOOL_ROLES = ("tool", "function")  # of what a function returned
 
 SUPPLIED = {"messages", "tools", "documents", "add_generation_prompt"}  # and the special tokens
 GPT2_TOKENIZERS = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
@@ -57,8 +56,8 @@ class Generation(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """A Jinja template as in Hugging Face models. It sees what transformers passes: `messages`, `tools`,
-    `add_generation_prompt`, the special tokens, `raise_exception`, `strftime_now`.
+    """A Jinja template as in Hugging Face models. It sees what transformers passes: `messages`,
+    `add_generation_prompt`, the special tokens, `raise_exception`, `strftime_now`; `tools` and `documents` are None.
 
     The sandbox keeps a template from another source from reaching into this program.
 
@@ -67,7 +66,6 @@ class ChatTemplate:
         special_tokens: such as eos_token.
 
     Attributes:
-        shows_tools, shows_calls: whether it uses `tools`, and the calls in messages.
         special_tokens: the ones that it uses.
         optional: variables that it can do without; a request may set them (`chat_template_kwargs`).
 
@@ -94,7 +92,6 @@ class ChatTemplate:
             )
         self.special_tokens = {name: token for name, token in special_tokens.items() if name in names}
         self.optional = missing
-        self.shows_tools, self.shows_calls = "tools" in names, "tool_calls" in text
 
     def check_tokens(self, tokenizer: Any) -> None:
         """Raise ValueError if a special token that it uses is not a single token of the tokenizer."""
@@ -109,7 +106,6 @@ class ChatTemplate:
         *,
         begins: bool = True,
         goes_on: bool = False,
-        tools: list[dict] | None = None,
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The prompt for messages. Raises APIError if the template refuses them.
@@ -117,13 +113,12 @@ class ChatTemplate:
         Args:
             begins: it ends with the beginning of an answer.
             goes_on: it ends with the last message, which is to be continued.
-            tools: as in the request.
             kwargs: further variables.
         """
         if goes_on:
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": last.get("content", "") + GOES_ON}]
-        given = {"messages": messages, "add_generation_prompt": begins, "tools": tools, "documents": None}
+        given = {"messages": messages, "add_generation_prompt": begins, "tools": None, "documents": None}
         try:
             prompt = self._template.render(**kwargs, **self.special_tokens, **given)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
@@ -227,7 +222,7 @@ def strftime_now(format: str) -> str:
 # --- Requests ---------------------------------------------------------------------------------------------------------
 
 
-def chat_prompt(fields: Fields, template: ChatTemplate | None, tools: Tools | None = None) -> str:
+def chat_prompt(fields: Fields, template: ChatTemplate | None) -> str:
     """The prompt for a request's messages. Raises APIError."""
     if template is None:
         raise bad_request("the model has no chat template: use /v1/completions, or start with --chat-template FILE")
@@ -236,11 +231,8 @@ def chat_prompt(fields: Fields, template: ChatTemplate | None, tools: Tools | No
     if begins and goes_on:
         message = "continue_final_message continues the last message, add_generation_prompt begins another: set one"
         raise bad_request(message, param="continue_final_message")
-    messages, kwargs = read_messages(fields, template.shows_calls), template_kwargs(fields, template)
-    if tools is not None and tools.choice == "auto" and not template.shows_tools:
-        message = "the chat template does not show the tools to the model, so it can't choose one"
-        raise bad_request(f'{message}; set tool_choice to "required", or to a function', param="tools")
-    return template.prompt(messages, begins=begins, goes_on=goes_on, tools=tools and tools.given, kwargs=kwargs)
+    messages, kwargs = read_messages(fields), template_kwargs(fields, template)
+    return template.prompt(messages, begins=begins, goes_on=goes_on, kwargs=kwargs)
 
 
 def template_kwargs(fields: Fields, template: ChatTemplate) -> dict:
@@ -256,40 +248,27 @@ def template_kwargs(fields: Fields, template: ChatTemplate) -> dict:
     return {name: value for name, value in given.items() if name in template.optional}
 
 
-def read_messages(fields: Fields, with_calls: bool) -> list[dict]:
+def read_messages(fields: Fields) -> list[dict]:
     """The messages, each with its role, and its content as one string. Raises APIError."""
     if not fields["messages"]:
         raise bad_request("messages must be a list of at least one message", param="messages")
-    return [read_message(one, f"messages[{i}]", with_calls, fields.ignored) for i, one in enumerate(fields["messages"])]
+    return [read_message(one, f"messages[{i}]", fields.ignored) for i, one in enumerate(fields["messages"])]
 
 
-def read_message(message: Any, where: str, with_calls: bool, ignored: list[str] | None) -> dict:
+def read_message(message: Any, where: str, ignored: list[str] | None) -> dict:
     if not isinstance(message, dict):
         raise bad_request(f"{where} must be an object, got {message!r:.80}", param=where)
-    fields = Fields(message, MESSAGE | (CALLS if with_calls else {}), f"{where}.", IDLE_IN_MESSAGES, ignored)
+    fields = Fields(message, MESSAGE, f"{where}.", IDLE_IN_MESSAGES, ignored)
     if "role" not in fields:
         raise bad_request(f"{where}.role is missing", param=f"{where}.role")
-    read = {name: value for name, value in fields.items() if name != "tool_calls" or value}
-    if "tool_calls" in read:
-        read["tool_calls"] = [read_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(read["tool_calls"])]
-    elif "content" not in read:
+    if fields["role"] in TOOL_ROLES:
+        raise bad_request(f"{where}.role {fields['role']!r} is not supported: {NO_TOOLS}", param=f"{where}.role")
+    if "content" not in fields:
         raise bad_request(f"{where}.content is missing", param=f"{where}.content")
-    if isinstance(content := read.get("content"), list):
+    read = dict(fields)
+    if isinstance(content := read["content"], list):
         read["content"] = "".join(read_part(part, f"{where}.content[{i}]", ignored) for i, part in enumerate(content))
     return read
-
-
-def read_call(call: Any, where: str) -> dict:
-    """A call of an earlier answer, with its arguments as an object, as templates expect them."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not all(isinstance(function.get(key), str) for key in ("name", "arguments")):
-        message = f'{where} must have a function with "name" and "arguments" as strings, got {call!r:.80}'
-        raise bad_request(message, param=where)
-    try:
-        arguments = json.loads(function["arguments"] or "{}")  # for functions without arguments some models give ""
-    except (ValueError, RecursionError):
-        raise bad_request(f"{where}.function.arguments is not JSON", param=where) from None
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def read_part(part: Any, where: str, ignored: list[str] | None) -> str:

@@ -99,18 +99,12 @@ TURNS = {
     "continue_final_message": flag(),
     "chat_template_kwargs": Field(dict, "an object", {}),
 }
-TOOLS = {
-    "tools": Field(list, "a list of functions", []),
-    "tool_choice": ANY,
-    "parallel_tool_calls": flag(True),
-}
-CHAT = COMMON | TURNS | TOOLS
+CHAT = COMMON | TURNS
 CHAT |= dict.fromkeys(("max_tokens", "max_completion_tokens"), number(1, MAX_TOKENS))
 CHAT |= {"logprobs": flag(), "top_logprobs": WHOLE}
 STREAM_OPTIONS = {"include_usage": flag(), "continuous_usage_stats": flag()}
 
-NO_TOOLS = "only chats call tools"
-OLD_TOOLS = "use `tools` and `tool_choice` instead"
+NO_TOOLS = "no functions are called here; response_format gives an answer a form"
 ONLY_TEXT = "this model reads and writes only text"
 IDLE: Others = {
     # The caller's notes, and hints for machines that don't exist here: they have no effect.
@@ -139,10 +133,10 @@ IDLE: Others = {
     "tfs": ((1, 1.0), "take top_p or min_p"),
     "verbosity": (("medium",), "the length of an output depends on the model, and on max_tokens"),
     "tools": (([],), NO_TOOLS),
-    "tool_choice": (("none", "auto"), NO_TOOLS),
+    "tool_choice": (("none",), NO_TOOLS),
     "parallel_tool_calls": (bool, "it must be true or false"),
-    "functions": (([],), OLD_TOOLS),
-    "function_call": (("none", "auto"), OLD_TOOLS),
+    "functions": (([],), NO_TOOLS),
+    "function_call": (("none",), NO_TOOLS),
     "logits_processors": (([],), "code in a request is not run here"),
     "documents": (([],), "put them into the messages"),
     "chat_template": ((), "it is chosen when the server starts, with --chat-template"),

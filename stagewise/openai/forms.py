@@ -21,8 +21,8 @@ def form_of(values: Mapping[str, Any]) -> tuple[str, Any] | None:
 
 
 def may_have_form(body: Mapping[str, Any]) -> bool:
-    """Whether a body's fields ask for a form, or for a function call, which has one."""
-    return any(body.get(name) is not None for name in (*FORM_FIELDS, "tools"))
+    """Whether a body's fields ask for a form."""
+    return any(body.get(name) is not None for name in FORM_FIELDS)
 
 
 def as_structured(name: str, value: Any) -> Any:

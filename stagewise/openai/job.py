@@ -14,7 +14,6 @@ from .errors import APIError, bad_request
 from .fields import CHAT, COMPLETION, IDLE, MAX_TOKENS, SAMPLING, STREAM_OPTIONS, Field, Fields, Others
 from .forms import form_of
 from .limits import Limits
-from .tools import Tools, tools_of
 
 if TYPE_CHECKING:  # it needs Jinja, and completions do not
     from .chat import ChatTemplate
@@ -69,7 +68,6 @@ class Job:
         num_logprobs: how many likely tokens to return with each; None: no log-probabilities.
         beams: search for the n best completions.
         form_field: the field that asks for structured output; None: there is none.
-        tools: what the answer may call; None: nothing.
     """
 
     fields: Fields
@@ -83,7 +81,6 @@ class Job:
     beams: Beams | None
     form_field: str | None
     chat: bool = False
-    tools: Tools | None = None
 
     @property
     def n(self) -> int:
@@ -136,7 +133,6 @@ def chat_job(served: Served, body: dict) -> Job:
 
     fields = served.fields(body, CHAT, {**IDLE, "echo": ((False,), "an answer contains only the new message")})
     check_model(fields, served.model_name)
-    tools = tools_of(fields)
     logprobs = number_of_logprobs(served, fields, "top_logprobs") or 0
     if logprobs and not fields["logprobs"]:
         raise bad_request("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -145,7 +141,7 @@ def chat_job(served: Served, body: dict) -> Job:
         raise bad_request("max_tokens and max_completion_tokens are the same limit: give only one", param="max_tokens")
     max_tokens = limits.pop() if limits else served.defaults.get("max_tokens", MAX_TOKENS)
     asked = {"max_tokens": max_tokens, "logprobs": logprobs if fields["logprobs"] else None}
-    return make_job(served, fields, [chat_prompt(fields, served.chat, tools)], asked, chat=True, tools=tools)
+    return make_job(served, fields, [chat_prompt(fields, served.chat)], asked, chat=True)
 
 
 def make_job(
@@ -155,7 +151,6 @@ def make_job(
     asked: dict[str, int | None],
     *,
     chat: bool = False,
-    tools: Tools | None = None,
 ) -> Job:
     """The job for these prompts. asked: sampling fields that completions and chats read differently; its
     `prompt_logprobs` is a minimum. Raises APIError."""
@@ -167,8 +162,6 @@ def make_job(
     if own is not None:
         asked = {**asked, "prompt_logprobs": max(own, asked.get("prompt_logprobs") or 0)}
     form_field, form = form_of(fields) or (None, None)
-    if tools is not None and tools.form is not None:
-        form_field, form = "tools", tools.form
     beams = read_search(served, fields, len(prompts))
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     given["structured_outputs"] = form or served.defaults.get("structured_outputs")
@@ -186,7 +179,6 @@ def make_job(
         beams=beams,
         form_field=form_field,
         chat=chat,
-        tools=tools,
     )
 
 

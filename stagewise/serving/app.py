@@ -24,10 +24,9 @@ from .. import __version__
 from ..openai.answers import full_text
 from ..openai.chat import chat_prompt
 from ..openai.errors import APIError, bad_request
-from ..openai.fields import IDLE, TEXT, TOOLS, TURNS, Field, Fields, flag
+from ..openai.fields import IDLE, TEXT, TURNS, Field, Fields, flag
 from ..openai.forms import may_have_form
 from ..openai.job import Job, check_length, check_model
-from ..openai.tools import tools_of
 from .events import JSON, Answer, error_response
 from .levers import Levers
 from .live import Recorder, Viewer, asked_as, first_step
@@ -223,14 +222,14 @@ class App:
         return await self._read(request, self._encode)
 
     def _encode(self, body: dict) -> Response:
-        service, of_chats = self.service, TOOLS if body.get("messages") is not None else {}
-        fields = service.fields(body, {"model": TEXT, "prompt": TEXT, "return_token_strs": flag(), **TURNS, **of_chats})
+        service = self.service
+        fields = service.fields(body, {"model": TEXT, "prompt": TEXT, "return_token_strs": flag(), **TURNS})
         if "model" in fields:
             check_model(fields, service.model_name)
         if ("messages" in fields) == ("prompt" in fields):
             what = "give either prompt or messages" if "prompt" in fields else "prompt is missing"
             raise bad_request(what, param="prompt")
-        prompt = chat_prompt(fields, service.chat, tools_of(fields)) if "messages" in fields else fields["prompt"]
+        prompt = chat_prompt(fields, service.chat) if "messages" in fields else fields["prompt"]
         check_length(prompt, service.max_model_len, "prompt")
         tokens = service.encode(prompt)
         names = service.token_names(tokens) if fields["return_token_strs"] else None

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,7 +16,6 @@ from ..beams import Beams, search
 from ..openai.answers import Piece, Wording, around, choice_of, greeting, of_prompt, usage
 from ..openai.errors import RETRY, APIError, bad_request
 from ..openai.job import Job, Served, chat_job, completion_job, field_of, too_long
-from ..openai.tools import CallReader
 from .lanes import SMALL, Lanes
 from .metrics import Meter, Metrics
 
@@ -300,7 +298,7 @@ class Service(Served):
     async def chunks(self, run: Run, form: Callable[[dict], Any] = lambda chunk: chunk) -> AsyncGenerator[Any, None]:
         """The answer to a job that streams, with `form` applied to each chunk: one for each step of each choice, even
         if it has no text yet."""
-        job, readers = run.job, defaultdict(lambda: run.job.tools and CallReader(run.job.tools))
+        job = run.job
         counted = job.stream_options["include_usage"]
         in_chunks = counted and job.stream_options["continuous_usage_stats"]
         more: dict[str, Any] = {"usage": run.usage() if in_chunks else None} if counted else {}
@@ -308,7 +306,7 @@ class Service(Served):
 
         def chunk(index: int, event: Any, prompt: dict) -> Any:
             piece = run.piece(wordings[index], event)
-            choice = choice_of(job, piece, chunk=True, reader=readers[index])
+            choice = choice_of(job, piece, chunk=True)
             return form({**run.answer([choice if job.chat else {**choice, **prompt}], chunk=True), **more})
 
         async with contextlib.aclosing(run.events()) as events:

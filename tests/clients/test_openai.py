@@ -1,7 +1,6 @@
 """The `openai` package against the server: completions, streams, errors as its exceptions, and many streams at once."""
 
 import asyncio
-import json
 import urllib.request
 from typing import Literal
 
@@ -98,7 +97,7 @@ def test_vllms_fields(client):
     assert answer.choices[0].text == expected.choices[0].text
 
 
-# --- Answers with a form, and calls ---------------------------------------------------------------------------------
+# --- Answers with a form --------------------------------------------------------------------------------------------
 
 
 class Animal(pydantic.BaseModel):
@@ -132,23 +131,6 @@ def test_parse(chatting):
         assert isinstance(message.parsed, Friends)
         with chatting.chat.completions.stream(**ASKED, seed=seed, response_format=Friends) as stream:
             assert stream.get_final_completion().choices[0].message.parsed == message.parsed
-
-
-def test_a_tool_is_called(chatting):
-    """The package itself parses the arguments."""
-    tool = openai.pydantic_function_tool(Friends)
-    named = {"type": "function", "function": {"name": "Friends"}}
-    for choice in (named, "required"):
-        asked = {**ASKED, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
-        (answer,) = chatting.chat.completions.parse(**asked, seed=1).choices
-        (call,) = answer.message.tool_calls
-        assert isinstance(call.function.parsed_arguments, Friends)
-        assert answer.finish_reason == "tool_calls"
-        arguments = ""
-        for chunk in chatting.chat.completions.create(**asked, seed=1, stream=True):
-            for part in chunk.choices[0].delta.tool_calls or []:
-                arguments += part.function.arguments
-        assert json.loads(arguments) == json.loads(call.function.arguments)
 
 
 def metric(url, name):
