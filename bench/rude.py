@@ -5,8 +5,8 @@
 
 A good client repeatedly asks for 8 tokens, next to a rude client, and next to a polite one that causes as much work.
 The polite client keeps as many single streams open as the rude one gets rows in the batch, or does nothing if the rude
-one gets no tokens. Where the rude one gives requests up or searches with beams, the polite one sends as many prompts
-and asks for one token each. Both take turns, on one server of stage 6 with GPT-2's sizes and random weights. The table
+one gets no tokens. Where the rude one gives requests up, the polite one sends as many prompts and asks for one token
+each. Both take turns, on one server of stage 6 with GPT-2's sizes and random weights. The table
 shows the median and the p99 of the good client's waits for a first token (TTFT) and between two tokens (ITL), next to
 either client, and the ratios of the p99.
 """
@@ -130,10 +130,6 @@ def forms(port: int) -> None:
     together(*(lambda i=i: run(i * 10**6) for i in range(PLACES - 1)))
 
 
-def beams(port: int) -> None:
-    again_and_again(port, 2, packed(prompt=[1, 2, 3], use_beam_search=True, n=16, max_tokens=50, ignore_eos=False))
-
-
 def words(port: int) -> None:
     """Thirty texts of 60 kB to tokenize at a time."""
     text = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz     ", k=60_000))
@@ -154,7 +150,6 @@ def aborts(port: int) -> None:
 KINDS: dict[str, tuple[str, Callable, Callable]] = {
     "completions": ("2 requests for 128 completions of 1,000 tokens", completions, streams),
     "prompts": ("2 requests of 128 prompts, 1,000 tokens each", prompts, streams),
-    "beams": ("2 beam searches of width 16", beams, prompts_alone),
     "stops": ("7 streams with 64 stop texts of 1,024 characters", stop_texts, streams),
     "ids": ("7 streams with 1,024 stop_token_ids and logit biases", token_ids, streams),
     "forms": ("7 forms that take too long to compile", forms, nothing),

@@ -15,9 +15,6 @@ which limit: max_tokens, or max_model_len, the context; else null), with `cumula
 `prompt_logprobs` if requested; with n > 1 a list of n such objects in `outputs`; or, for a line that is wrong or fails
 by itself, `error`.
 
-From stage 5 on a line with `"sampling": {"use_beam_search": true, "n": 4}` gets the 4 best completions that beam search
-finds; `length_penalty` and `early_stopping` have the same meaning as the flags, which apply to every line.
-
 From stage 4 on a line with `"score": true` is scored instead: how likely is its `continuation`, or each of its
 `choices`, after the prompt? Without either, how likely is the prompt as a text? Its result has `scores`, a list of
 objects with `logprob`, `num_tokens`, `is_greedy` and, for texts, `num_bytes`; with choices also `choice`, the index of
@@ -54,10 +51,11 @@ except ModuleNotFoundError:  # Windows
 
     fcntl = None
 
-from .beams import BEAM_FIELDS, Beams, completed_by_beams, drawing, read_beams
+from .beams import BEAM_FIELDS, Beams, completed_by_beams, drawing
 from .console import Progress, naming, tell
 from .dataset import Columns, Dataset, are_objects, find, has, is_on_disk, messages_of
 from .manifest import begin, describe_run, resume
+from .openai.fields import objection
 from .openai.lines import answer, answer_id, check_request, is_request, longest_output, read_job, refusal, served_lines
 from .sampling import MORE_FIELDS, Sampling, cut_hint
 from .stages import Setup, Stage, check_beams, setup_of
@@ -99,7 +97,6 @@ class Line:
         is_openai: it is a request of OpenAI's batch interface.
         openai: once checked, (what serves it, its Job).
         is_checked: against the model.
-        beams: how to search for its completions; None: draw them.
     """
 
     number: int
@@ -115,7 +112,6 @@ class Line:
     is_openai: bool = False
     openai: Any = None
     is_checked: bool = False
-    beams: Beams | None = None
 
     @property
     def answer_id(self) -> str:
@@ -303,8 +299,8 @@ class LineReader:
             for prompt in line.prompts:
                 with cut_hint() if line.sampling is not None else contextlib.nullcontext():
                     self.llm.validate(prompt, line.params, *([line.priority] if self.stage.has_priority else []))
-                if line.beams is not None:
-                    check_beams(self.stage, self.llm, prompt, line.params.max_tokens, line.beams)
+                if self.beams is not None and line.params.max_tokens:
+                    check_beams(self.stage, self.llm, prompt, line.params.max_tokens, self.beams)
         except (ValueError, RecursionError) as error:
             line.error = f"line {line.number}: {error}"
 
@@ -343,9 +339,7 @@ class LineReader:
         served = self._served_chats if "chat" in line.fields["url"] else self._served
         job = read_job(served, line.fields)
         line.openai, line.sampling, line.prompts = (served, job), job.sampling, job.token_ids
-        line.beams = job.beams or (self.beams if job.params.max_tokens else None)
-        if line.beams is not None and (idle := drawing(job.sampling)):
-            raise ValueError(f"{idle[0]} can't be combined with beam search, which draws nothing")
+        self._check_beams(job.sampling)
         if getattr(self.config, "policy", None) == "priority":
             line.priority = job.fields["priority"]
 
@@ -413,7 +407,7 @@ class LineReader:
             return
         if {"choices", "continuation"} & values.keys() and not isinstance(values.get("score", False), bool):
             raise ValueError(f"score must be true or false, got {values['score']!r:.80}")
-        line.sampling, line.beams = self._sampling(values.get("sampling", {}))
+        line.sampling = self._sampling(values.get("sampling", {}))
         line.prompts, line.params = [prompt], line.sampling.params
 
     def _pairs(self, prompt: str | list[int], values: dict) -> list:
@@ -437,25 +431,28 @@ class LineReader:
             return [pair(prompt, values["continuation"])]
         return [pair("", prompt) if isinstance(prompt, str) else pair(prompt[:1], prompt[1:])]
 
-    def _sampling(self, sampling: dict) -> tuple[Sampling, Beams | None]:
-        """The sampling fields of a line, and its beam search, if any. Raises ValueError."""
+    def _sampling(self, sampling: dict) -> Sampling:
+        """The sampling fields of a line. Raises ValueError."""
         if not sampling and isinstance(sampling, dict):  # most lines: nothing more to check
-            return self.defaults, self.beams if self.defaults.params.max_tokens else None
+            return self.defaults
         if not isinstance(sampling, dict):
             raise ValueError(f"sampling must be a JSON object, got {sampling!r:.80}")
         sampling = {name: value for name, value in sampling.items() if value is not None}
-        how = {name: sampling.pop(name) for name in BEAM_FIELDS if name in sampling}
+        for name in [name for name in BEAM_FIELDS if name in sampling]:
+            if error := objection(name, sampling.pop(name), prefix="sampling."):
+                raise error
         if unknown := sorted(sampling.keys() - self._names):
             raise ValueError(f"sampling has no field {unknown[0]!r:.80}")
-        fields, beams = self.defaults.replace(**sampling), self.beams
-        if own := read_beams(how, getattr(fields.params, "n", 1)):
-            if not self.stage.has_beams:
-                raise ValueError(f"{self.stage.command} has no beam search: use a later stage")
-            beams, fields = own, fields.replace(n=1)
-        idle = [*drawing(fields), *(["n"] if fields.params.n > 1 else [])] if beams else []
-        if idle:
+        fields = self.defaults.replace(**sampling)
+        self._check_beams(fields)
+        return fields
+
+    def _check_beams(self, sampling: Sampling) -> None:
+        """Raise ValueError for what a beam search can't do."""
+        if self.beams is None:
+            return
+        if idle := [*drawing(sampling), *(["n"] if sampling.params.n > 1 else [])]:
             raise ValueError(f"{idle[0]} can't be combined with beam search, which draws nothing")
-        return fields, beams if fields.params.max_tokens else None
 
 
 class BatchJob:
@@ -566,7 +563,7 @@ def in_parts(stage: Stage, jobs: list[Job], llm: Any, reader: LineReader) -> Ite
         for _, line in part:
             reader.check(line)
         yield from refused(part)
-        yield from completed(stage, [job for job in part if not job[1].error], llm)
+        yield from completed(stage, [job for job in part if not job[1].error], llm, reader.beams)
 
 
 def describe_batch(stage: Stage, setup: Setup, dataset: Dataset, how: How) -> dict:
@@ -580,18 +577,9 @@ def refused(jobs: list[Job]) -> Iterator[Answer]:
     return ((place, to_json(line.refusal()).encode(), True) for place, line in jobs if line.error)
 
 
-def completed(stage: Stage, jobs: list[Job], llm: Any) -> Iterator[Answer]:
-    """The answers to valid lines, each as soon as all its prompts have their results. Beam searches come last, because
-    a search has the engine to itself.
-    """
-    for beams in dict.fromkeys([None, *(line.beams for _, line in jobs)]):
-        some = [job for job in jobs if job[1].beams == beams]
-        how = completed_by_beams(llm, beams) if beams else llm.as_completed
-        yield from completed_alike(stage, some, how) if some else ()
-
-
-def completed_alike(stage: Stage, jobs: list[Job], as_completed: Callable) -> Iterator[Answer]:
-    """The same for lines that are completed in the same way. as_completed: like LLM's."""
+def completed(stage: Stage, jobs: list[Job], llm: Any, beams: Beams | None) -> Iterator[Answer]:
+    """The answers to valid lines, each as soon as all its prompts have their results."""
+    as_completed = completed_by_beams(llm, beams) if beams else llm.as_completed
     owners = [(number, i) for number, (_, line) in enumerate(jobs) for i in range(len(line.prompts))]
     columns = [[line.prompts[i] for _, line in jobs for i in range(len(line.prompts))]]
     columns.append([jobs[number][1].params for number, _ in owners])

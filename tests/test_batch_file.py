@@ -113,6 +113,10 @@ BAD_LINES = {
     '{"prompt_token_ids": [99999]}': "token 99999 is outside",
     '{"prompt": "a", "sampling": {"temperature": -1}}': "temperature must be",
     '{"prompt": "a", "sampling": {"best_of": 2}}': "sampling has no field 'best_of'",
+    '{"prompt": "a", "sampling": {"use_beam_search": true, "n": 2}}': "sampling.use_beam_search True is not supported",
+    '{"prompt": "a", "sampling": {"use_beam_search": 0}}': "sampling.use_beam_search 0 is not supported: a search has",
+    '{"prompt": "a", "sampling": {"length_penalty": 2}}': "sampling.length_penalty 2 is not supported: a search has",
+    '{"prompt": "a", "sampling": {"early_stopping": "never"}}': "sampling.early_stopping 'never' is not supported",
     '{"prompt": "a", "sampling": [1]}': "sampling must be a JSON object",
     '{"prompt": "a", "id": [1]}': "id must be a string or a whole number",
     '{"prompt": "a", "id": 1.5}': "id must be a string or a whole number",
@@ -713,6 +717,7 @@ def test_openai_lines(tmp_path):
         openai_request("any", model=None),
         openai_request("stream", stream=True),
         openai_request("tools", tools=[1]),
+        openai_request("beams", use_beam_search=True),
         openai_request("foo", foo=False),
         openai_request("text", prompt="again"),
         openai_request(7),
@@ -761,9 +766,10 @@ def test_openai_lines(tmp_path):
             "hot": "line 7: temperature must be",
             "other": "body.model is 'gpt2', but this run has 'tinytales': name that, or leave model out",
             "stream": "stream must be false",
+            "beams": "take --beam-width, for all prompts of a run, or LLM.beam_search",
             "tools": "tools [1] is not supported: no functions are called here",
             "foo": "unknown field foo",
-            "text": "line 13: an earlier line has the same id, 'text'",
+            "text": "line 14: an earlier line has the same id, 'text'",
             "none": "body must be a JSON object",
             "url": "url one of /v1/completions, /v1/chat/completions",
             "method": "method must be 'POST'",
@@ -778,8 +784,8 @@ def test_openai_lines(tmp_path):
             assert len(choice["logprobs"]["tokens"]) == 4 + 3
         assert errors.keys() == says.keys()
         assert all(words in errors[name] for name, words in says.items())
-        assert {r["id"] for r in results} >= {"line-13", "line-14"}  # told from the first of that custom_id
-        assert [r["error"] for r in results if r["id"] == "line-14"] == ["line 14: custom_id must be a string, got 7"]
+        assert {r["id"] for r in results} >= {"line-14", "line-15"}  # told from the first of that custom_id
+        assert [r["error"] for r in results if r["id"] == "line-15"] == ["line 15: custom_id must be a string, got 7"]
 
 
 @pytest.mark.parametrize("template", [None, "{% if %}", b"\xff"])
@@ -840,78 +846,26 @@ def test_beams_for_every_line(stage, tmp_path):
     prompts = ["A fox", "Once", "word " * 1100, "There was"]
     lines = [{"prompt": prompt, "sampling": {"max_tokens": 3 + i}} for i, prompt in enumerate(prompts)]
     lines.append({"prompt": "A fox", "score": True, "continuation": " ran"})
+    lines.append({"prompt": "A fox", "sampling": {"top_k": 5}})
+    lines.append(openai_request("openai", prompt="A fox", max_tokens=3))
+    lines.append(openai_request("drawn", seed=3, temperature=0.5, top_k=5))
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = ["--input", source, "--output", output, "--quiet", "--beam-width", "2"]
-    assert stage.main(*command)[0] == 1  # one is too long
-    results = {result["id"]: result for result in read_results(output)}
+    assert stage.main(*command)[0] == 1  # one is too long, and two want to draw
+    results = {result.get("custom_id", result["id"]): result for result in read_results(output)}
     for i in (0, 1, 3):
         (expected,) = stage.engine().beam_search([prompts[i]], 2, 3 + i)
         assert [o["token_ids"] for o in results[f"line-{i + 1}"]["outputs"]] == [c.token_ids for c in expected.outputs]
     assert "leave no room" in (too_long := results["line-3"]["error"])
     assert too_long.endswith("; --truncate-prompt-tokens N keeps only the last N tokens")
     assert results["line-5"]["scores"][0]["num_tokens"] == 1
+    says = "top_k can't be combined with beam search, which draws nothing"
+    assert (says in results["line-6"]["error"], says in results["drawn"]["error"]["message"]) == (True, True)
+    (first,) = {choice["text"] for choice in results["openai"]["response"]["body"]["choices"][:1]}
+    assert first == results["line-1"]["outputs"][0]["text"]
     status, _, stderr = stage.main(*command[:-2], "--resume")
     assert status == 2
     assert "beam_search is None now" in stderr
-
-
-@pytest.mark.covers("beam_search.py")
-@pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
-def test_beams_for_some_lines(stage, tmp_path):
-    """Lines ask for beam search themselves, with our own fields or OpenAI's; others sample. A killed run resumes, and
-    what is impossible is named."""
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    search = {"use_beam_search": True, "n": 3, "max_tokens": 6}
-    lines = [
-        {"id": "draws", "prompt": "A fox", "sampling": {"max_tokens": 6, "temperature": 0.8, "n": 2}},
-        {"id": "searches", "prompt": "A fox", "sampling": search},
-        {"id": "how", "prompt": "Once", "sampling": search | {"length_penalty": 0.2, "early_stopping": "never"}},
-        openai_request("openai", **search),
-        {
-            "id": "off",
-            "prompt": "Once",
-            "sampling": {"use_beam_search": False, "length_penalty": None, "max_tokens": 2},
-        },
-        {"id": "scored", "prompt": "A fox", "score": True, "continuation": " ran"},
-    ]
-    wrong = {
-        "length_penalty needs use_beam_search": {"length_penalty": 2},
-        "use_beam_search must be true or false, got 'yes'": {"use_beam_search": "yes"},
-        "early_stopping must be true, false": {"use_beam_search": True, "early_stopping": 1},
-        "top_k can't be combined with beam search": {"use_beam_search": True, "top_k": 5},
-        "leave no room": {"use_beam_search": True, "n": 2},
-    }
-    for i, sampling in enumerate(wrong.values()):
-        prompt = "word " * 1100 if i == len(wrong) - 1 else "A fox"
-        lines.append({"id": f"wrong {i}", "prompt": prompt, "sampling": sampling})
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = ["--input", source, "--output", output, "--quiet", "--temperature", "0"]
-    assert stage.main(*command)[0] == 1
-    results = {result.get("custom_id", result["id"]): result for result in read_results(output)}
-    engine, opening = stage.engine(), lines[3]["body"]["prompt"]
-    for name, prompt, how in (("searches", "A fox", ()), ("how", "Once", (0.2, "never")), ("openai", opening, ())):
-        (expected,) = engine.beam_search([prompt], 3, 6, *how)
-        answer = results[name]
-        texts = answer["outputs"] if name != "openai" else answer["response"]["body"]["choices"]
-        assert [one["text"] for one in texts] == [one.text for one in expected.outputs]
-    assert len(results["draws"]["outputs"]) == 2
-    assert len(results["off"]["token_ids"]) == 2
-    assert results["scored"]["scores"][0]["num_tokens"] == 1
-    for i, message in enumerate(wrong):
-        assert message in results[f"wrong {i}"]["error"]
-    whole = output.read_bytes()
-    output.write_bytes(whole[: len(whole) // 2])
-    assert stage.main(*command, "--resume")[0] == 1
-    again = {result.get("custom_id", result["id"]): result for result in read_results(output)}
-    assert again.keys() == results.keys()
-    assert again["how"] == results["how"]
-
-
-def test_a_stage_without_beams_says_so(tmp_path):
-    (tmp_path / "in.jsonl").write_text('{"prompt": "A fox", "sampling": {"use_beam_search": true}}\n')
-    command = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--quiet"]
-    status, _, stderr = STAGES[3].main(*command)
-    assert (status, "has no beam search: use a later stage" in stderr) == (2, True)
 
 
 @pytest.mark.covers("llm.py", "support/outputs.py")

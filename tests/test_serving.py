@@ -258,6 +258,7 @@ def test_fields_that_ask_for_nothing_are_accepted(tales):
     idle = {"metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "x"}
     idle |= {"prompt_cache_key": "x", "detokenize": True, "add_special_tokens": False, "request_id": "r-1"}
     idle |= {"functions": None, "audio": None, "foo": None}
+    idle |= {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
     whole = complete(tales, **fields, **idle)
     assert whole["choices"] == expected
     assert whole["id"] == "cmpl-r-1"
@@ -562,65 +563,6 @@ def test_tokens_by_their_ids(tales):
     assert [one["bytes"] for one in content] == [one["bytes"] for one in texts]
 
 
-@pytest.mark.parametrize("stage", [5, pytest.param(6, marks=pytest.mark.soak)])  # it is the same there
-def test_beams(stage, tmp_path):
-    """What `LLM.beam_search` finds, while others are served; the same when streamed, and in a chat."""
-    with serving(stage, "tinytales") as app:
-        prompts = ["There was once a shy bear", "One day"]
-        expected = app.service.engine.llm.beam_search(prompts, 3, 6, 0.5, True)
-        fields = {"use_beam_search": True, "n": 3, "max_tokens": 6, "length_penalty": 0.5, "early_stopping": True}
-        bodies = [{"prompt": prompts, "return_token_ids": True, **fields}, {"prompt": "A fox", "seed": 1}]
-
-        async def both():
-            paths = ["/v1/completions"] * 2
-            asked = [ask_async(app, path, {"model": "tales", **b}) for path, b in zip(paths, bodies, strict=True)]
-            return [one.json() for one in await asyncio.gather(*asked)]
-
-        whole, other = asyncio.run(both())
-        found = [c for output in expected for c in output.outputs]
-        assert [c["token_ids"] for c in whole["choices"]] == [c.token_ids for c in found]
-        assert [(c["text"], c["finish_reason"]) for c in whole["choices"]] == [(c.text, c.finish_reason) for c in found]
-        assert whole["usage"]["completion_tokens"] == sum(len(c.token_ids) for c in found)
-        assert join(stream(app, prompt=prompts, return_token_ids=True, **fields), 6) == [
-            {**choice, "prompt_token_ids": choice["prompt_token_ids"]} for choice in whole["choices"]
-        ]
-        assert other["choices"] == complete(app, prompt="A fox", seed=1)["choices"]
-        for more, param, says in (
-            ({"top_k": 3}, "top_k", "top_k can't be combined with use_beam_search"),
-            ({"logprobs": 1}, "logprobs", "logprobs can't be combined with use_beam_search"),
-            ({"length_penalty": 101}, "length_penalty", "length_penalty must be a number from -100 to 100"),
-            ({"early_stopping": "soon"}, "early_stopping", 'early_stopping must be true, false or "never"'),
-        ):
-            body = {"model": "tales", "prompt": "x", **fields, **more}
-            error = error_of(ask(app, "/v1/completions", body), 400)
-            assert (error["param"], says in error["message"]) == (param, True), error
-        idle = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
-        assert complete(app, prompt="A fox", seed=1, **idle)["choices"] == other["choices"]
-        body = {"model": "tales", "prompt": "x", "length_penalty": 2}
-        assert error_of(ask(app, "/v1/completions", body), 400)["param"] == "length_penalty"
-
-
-def test_beams_take_turns_with_others(small_checkpoint, monkeypatch):
-    """Each has the earlier ones ahead of it, so the policy lets others in between them."""
-    places = []
-    with serving(5, small_checkpoint) as app:
-        generate = app.service.engine.generate
-
-        def watched(token_ids, params, **where):
-            places.append(where["num_ahead"])
-            return generate(token_ids, params, **where)
-
-        monkeypatch.setattr(app.service.engine, "generate", watched)
-        complete(app, prompt=[[1], [2]], use_beam_search=True, n=3, max_tokens=2)
-    assert {*places} == {0, 1, 2, 3, 4, 5}
-
-
-def test_stage_4_has_no_beams(small_checkpoint):
-    with serving(4, small_checkpoint) as app:
-        body = {"model": "tales", "prompt": [1], "use_beam_search": True}
-        assert "stage 4 has no beam search" in error_of(ask(app, "/v1/completions", body), 400)["message"]
-
-
 def test_the_models_own_defaults(small_checkpoint, tmp_path):
     """generation_config.json: its end tokens always apply, the rest only on request."""
     shutil.copytree(small_checkpoint, tmp_path / "model")
@@ -664,6 +606,9 @@ REFUSED = [
     ({"response_format": {"type": "json_object", "schema": {}}}, "response_format", "no field 'schema'"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}}, "response_format", "form"),
     *(({name: value}, name, "response_format gives an answer a form") for name, value in CALLS),
+    ({"use_beam_search": True, "n": 3}, "use_beam_search", "take --beam-width, for all prompts of a run, or LLM.beam"),
+    ({"length_penalty": 2}, "length_penalty", "length_penalty 2 is not supported: a search has the engine to itself"),
+    ({"early_stopping": "never"}, "early_stopping", "early_stopping 'never' is not supported: a search"),
     ({"prompt_embeds": "x"}, "prompt_embeds", "prompt_embeds 'x' is not supported"),
     ({"request_id": 3}, "request_id", "request_id must be a string"),
     ({"best_of": 3, "n": 2}, "best_of", "best_of must equal n, which is 2"),

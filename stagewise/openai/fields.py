@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ..beams import BEAM_FIELDS
+from ..beams import BEAM_FIELDS, NO_BEAMS
 from .errors import APIError, bad_request
 from .forms import FORM_FIELDS
 from .limits import Limits
@@ -74,7 +74,7 @@ SAMPLING = (
     "structured_outputs",
 )
 COMMON = {
-    **dict.fromkeys((*SAMPLING, *BEAM_FIELDS, *FORM_FIELDS), ANY),  # `Sampling`, `read_beams` and `form_of` check them
+    **dict.fromkeys((*SAMPLING, *FORM_FIELDS), ANY),  # `Sampling` and `form_of` check them
     "model": TEXT,
     "n": number(1, "max_choices", 1),
     "priority": number(-(2**63), 2**63 - 1, 0),
@@ -124,6 +124,7 @@ IDLE: Others = {
     "audio": ((), ONLY_TEXT),
     "mm_processor_kwargs": (({},), ONLY_TEXT),
     "prompt_embeds": ((), "a prompt is a string, or token ids"),
+    **{name: (values, NO_BEAMS) for name, values in BEAM_FIELDS.items()},
     "prediction": ((), "predictions are not used"),
     "web_search_options": ((), "this model searches nothing"),
     "include_reasoning": (bool, "it must be true or false"),

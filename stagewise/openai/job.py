@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..beams import BEAM_FIELDS, Beams, drawing, read_beams
 from ..sampling import Sampling
 from ..stages import Stage
 from .errors import APIError, bad_request
@@ -66,7 +65,6 @@ class Job:
         sampling: the sampling fields, the same for all prompts.
         params: the SamplingParams of the stage, without processors until the job is checked.
         num_logprobs: how many likely tokens to return with each; None: no log-probabilities.
-        beams: search for the n best completions.
         form_field: the field that asks for structured output; None: there is none.
     """
 
@@ -78,7 +76,6 @@ class Job:
     params: Any
     max_model_len: int
     num_logprobs: int | None
-    beams: Beams | None
     form_field: str | None
     chat: bool = False
 
@@ -162,10 +159,9 @@ def make_job(
     if own is not None:
         asked = {**asked, "prompt_logprobs": max(own, asked.get("prompt_logprobs") or 0)}
     form_field, form = form_of(fields) or (None, None)
-    beams = read_search(served, fields, len(prompts))
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     given["structured_outputs"] = form or served.defaults.get("structured_outputs")
-    sampling = sampling_of(served, fields, given, form_field, beams)
+    sampling = sampling_of(served, fields, given, form_field)
     kept = [cut(served, sampling, fields, prompt, i, chat) for i, prompt in enumerate(prompts)]
     return Job(
         fields=fields,
@@ -176,7 +172,6 @@ def make_job(
         params=sampling.params,
         max_model_len=served.max_model_len,
         num_logprobs=asked["logprobs"],
-        beams=beams,
         form_field=form_field,
         chat=chat,
     )
@@ -251,27 +246,10 @@ def number_of_logprobs(served: Served, fields: Fields, name: str) -> int | None:
     return wanted
 
 
-def read_search(served: Served, fields: Fields, num_prompts: int) -> Beams | None:
-    """The beam search that the request asks for."""
-    n, most = fields["n"], served.limits.max_beams
-    try:
-        beams = read_beams({name: fields[name] for name in BEAM_FIELDS if name in fields}, n)
-    except ValueError as error:
-        raise bad_request(str(error), param=str(error).split()[0]) from None
-    if beams is not None and num_prompts * n > most:
-        message = f"use_beam_search with {num_prompts} prompts and n {n} is over the limit of {most} beams"
-        raise bad_request(f"{message} (--max-beams)", param="n")
-    if beams is not None and not served.stage.has_beams:
-        raise bad_request(f"use_beam_search: stage {served.stage.number} has no beam search", param="use_beam_search")
-    return beams
-
-
 # --- Sampling and prompts ---------------------------------------------------------------------------------------------
 
 
-def sampling_of(
-    served: Served, fields: Fields, asked: dict[str, Any], form_field: str | None, beams: Beams | None
-) -> Sampling:
+def sampling_of(served: Served, fields: Fields, asked: dict[str, Any], form_field: str | None) -> Sampling:
     """The sampling fields of a request; `asked` overrides them."""
     stage = served.stage
     values = {**served.defaults, **{name: fields[name] for name in SAMPLING if name in fields}, **asked}
@@ -283,10 +261,7 @@ def sampling_of(
             raise ValueError(f"n must be 1, got {fields['n']!r:.80}: stage {stage.number} makes one completion")
         if "prompt_logprobs" in values.keys() - known.keys():
             raise ValueError(f"stage {stage.number} computes no log-probabilities of prompts: use a later stage")
-        sampling = Sampling(stage, **values)
-        if beams is not None and (idle := drawing(sampling)):
-            raise ValueError(f"{idle[0]} can't be combined with use_beam_search, which draws nothing")
-        return sampling
+        return Sampling(stage, **values)
     except ValueError as error:
         raise bad_request(str(error), param=field_of(error, fields, form_field)) from None
 

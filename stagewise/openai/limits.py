@@ -24,7 +24,6 @@ class Limits:
     max_body_bytes: int = limit(2**20, "bytes in a request's body")
     max_json_values: int = limit(2**16, "values in a request's JSON: numbers, texts, lists, objects")
     max_choices: int = limit(128, "completions in a request: prompts times n")
-    max_beams: int = limit(16, "completions in a request with use_beam_search: prompts times n")
     max_stop_texts: int = limit(64, "strings in a request's stop or bad_words")
     max_stop_characters: int = limit(1024, "characters in one of them")
     max_token_ids: int = limit(1024, "token ids in a request's stop_token_ids, allowed_token_ids or logit_bias")

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..beams import Beams, search
 from ..openai.answers import Piece, Wording, around, choice_of, greeting, of_prompt, usage
 from ..openai.errors import RETRY, APIError, bad_request
 from ..openai.job import Job, Served, chat_job, completion_job, field_of, too_long
@@ -87,27 +86,10 @@ class Run:
         where = {} if self.service.stage.number == 4 else {"num_ahead": self.num_ahead + i * job.n}
         where["priority"] = job.fields["priority"]
         events = self.service.engine.generate(job.token_ids[i], job.params, **where)
-        if job.beams is not None:
-            events = self._beams(job.beams, i, where)
         async for event in events:
             index = i * job.n + getattr(event, "completion_index", 0)
             self._meter.count(i, index, event)  # here, where a slow reader makes no difference
             self._news.put_nowait((i, index, event))
-
-    async def _beams(self, beams: Beams, i: int, where: dict[str, int]) -> AsyncGenerator[Any, None]:
-        """A search's results, one event per completion."""
-        job, stage, tokenizer = self.job, self.service.stage, self.service.tokenizer
-        found = await search(stage, self.service.engine, job.token_ids[i], job.params, beams, **where)
-        for j in range(job.n):
-            if j >= len(found):  # fewer than n ended before the maximum length
-                yield stage.StreamEvent(
-                    0, "", [], "length", completion_index=j, num_prompt_tokens=len(job.token_ids[i])
-                )
-                continue
-            ids, reason = list(found[j].token_ids), found[j].finish_reason
-            text = tokenizer.decode(ids[:-1] if reason == "stop" else ids)
-            counts = {"num_prompt_tokens": len(job.token_ids[i]), "num_output_tokens": len(ids)}
-            yield stage.StreamEvent(0, text, ids, reason, completion_index=j, **counts)
 
     def _check(self, task: asyncio.Task) -> None:
         """Raise a finished task's error, as clients get it."""
