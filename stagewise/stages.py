@@ -34,7 +34,7 @@ EXACT = 7
 # Name -> the module that has it.
 ELSEWHERE = {
     "ThreadLimit": "threads",
-    "derive_seed": "philox",
+    **dict.fromkeys(("completion_seed", "derive_seed"), "philox"),
     "find_model": "weights",
     "free_memory": "memory",
     "Detokenizer": "tokenizer",
@@ -124,11 +124,6 @@ class Stage:
     def has_priority(self) -> bool:
         """Whether a request may have a priority."""
         return "priority" in inspect.signature(self.LLM.as_completed).parameters
-
-    @functools.cached_property
-    def is_fair(self) -> bool:
-        """Whether it has a policy under which no caller's batch blocks others."""
-        return "fair" in self._part("policies").POLICIES
 
     # --- What an engine is made of ----------------------------------------------------------------------------------
 

@@ -401,7 +401,7 @@ def test_visitors_leave_room_for_others(small_checkpoint):
         assert len(app._visits) > 4  # four at once: without their places it would be the last
         await until(lambda: not app._visits)
 
-    with shown(5, small_checkpoint, policy="fair") as app, slow_steps(app):
+    with shown(5, small_checkpoint) as app, slow_steps(app):
         asyncio.run(go(app))
 
 

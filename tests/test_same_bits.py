@@ -140,7 +140,7 @@ def random_engine(stage, checkpoint, sizes, dtype, generator):
         max_num_batched_tokens=budget,
         enable_chunked_prefill=budget < sizes["n_positions"] or generator.random() < 0.5,
         enable_prefix_caching=generator.random() < 0.7,
-        policy=generator.choice(["fcfs", "fair", "shortest"]),
+        policy=generator.choice(["fcfs", "priority", "shortest"]),
         disable=generator.choice([[], ["prefill"], ["pages"]]),
         **how,
     )

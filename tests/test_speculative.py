@@ -117,7 +117,7 @@ def engines_that_guess(stage, checkpoint, draft_checkpoint, rng, **options):
             max_num_batched_tokens=rng.choice([9, 33, 512]),
             block_size=rng.choice([1, 4, 16]),
             num_blocks=rng.choice([110, 400]),
-            policy=rng.choice(["fcfs", "fair", "shortest"]),
+            policy=rng.choice(["fcfs", "priority", "shortest"]),
             enable_prefix_caching=rng.random() < 0.7,
             **options,
         )

@@ -1,9 +1,5 @@
 """The worked examples in the chapters show what the stages do."""
 
-import contextlib
-import io
-import re
-import runpy
 import sys
 
 import pytest
@@ -21,14 +17,6 @@ def test_chapters_show_what_runs(directory):
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert worked_examples.fresh(page) == text, "run `python tools/worked_examples.py --write`, and read the page"
-
-
-def test_the_page_on_fairness_shows_what_its_example_prints():
-    page = (ROOT / "stage05_paged/SHARING.md").read_text(encoding="utf-8").partition("## Fairness")[2]
-    shown = re.search(r"`python\s+(examples/fairness.py)` prints.*?```text\n(.*?)```", page, re.DOTALL)
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(str(ROOT / shown[1]), run_name="__main__")
-    assert printed.getvalue() == shown[2]
 
 
 def test_completions_that_wait_for_their_first_token():

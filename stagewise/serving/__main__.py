@@ -47,8 +47,6 @@ def server_parser(stage: Stage, prog: str) -> Parser:
     help = "accept requests with unknown or unsupported fields, and name these in the log"
     add("--ignore-unknown-fields", action="store_true", help=help)
     add_options(stage, parser.add_argument_group("engine").add_argument)
-    if stage.is_fair:
-        parser.set_defaults(policy="fair")
     add = parser.add_argument_group("server").add_argument
     parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")
     add("--host", default="127.0.0.1", help="where to listen (default: %(default)s, only this machine)")

@@ -291,18 +291,18 @@ class App:
 
     async def visit(self, request: Request) -> Response:
         """A simulated visitor: runs a request without keeping the page's connection, of which a browser has only six.
-        Answers how many visitors there are now. All of them count as one client: other requests go first."""
+        Answers how many visitors there are now. They wait in the engine's queue, where the page shows them."""
         job = await self._job(request)
         if len(self._visits) >= MAX_VISITORS:
             raise APIError(429, f"there are already {MAX_VISITORS} visitors", code="queue_full")
-        visit = asyncio.create_task(self._visit(job, len(self._visits)))
+        visit = asyncio.create_task(self._visit(job))
         self._visits.add(visit)
         visit.add_done_callback(self._visits.discard)
         return JSON({"here": len(self._visits)}, 202)
 
-    async def _visit(self, job: Job, num_ahead: int) -> None:
+    async def _visit(self, job: Job) -> None:
         with contextlib.suppress(APIError):  # the queue is full, or the server is ending
-            async with Run(self.service, job, num_ahead) as run:
+            async with Run(self.service, job, in_turn=False) as run:
                 await self.service.whole(run)
 
     async def _job(self, request: Request, *, chat: bool = False) -> Job:

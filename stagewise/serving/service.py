@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -15,10 +16,12 @@ from typing import Any, TypeVar
 from ..openai.answers import Piece, Wording, around, choice_of, greeting, of_prompt, usage
 from ..openai.errors import RETRY, APIError, bad_request
 from ..openai.job import Job, Served, chat_job, completion_job, field_of, too_long
+from ..stages import core_of
+from .feed import Feed
 from .lanes import SMALL, Lanes
 from .metrics import Meter, Metrics
 
-AT_ONCE = 16  # prompts that are submitted, or aborted, before other work has its turn
+AT_ONCE = 16  # completions that are started, or aborted, before other work has its turn
 TOKEN_BYTES = 64  # of a token or a log-probability in JSON, roughly
 PROMPT_TOKEN_BYTES = 96  # the same for a prompt's
 T = TypeVar("T")
@@ -28,7 +31,7 @@ class Run:
     """A running job; use it in `async with`.
 
     Args:
-        num_ahead: completions of the same client that go before it, for the policy "fair".
+        in_turn: whether it waits for its seats in the engine; else its completions queue there.
 
     Attributes:
         id, created: the answer's.
@@ -36,28 +39,30 @@ class Run:
         finish_reasons: of the choices reported as finished, in that order.
     """
 
-    def __init__(self, service: "Service", job: Job, num_ahead: int = 0):
-        self.service, self.job, self.num_ahead, self.num_output_tokens = service, job, num_ahead, 0
+    def __init__(self, service: "Service", job: Job, in_turn: bool = True):
+        self.service, self.job, self.in_turn, self.num_output_tokens = service, job, in_turn, 0
         self.id = f"{'chatcmpl' if job.chat else 'cmpl'}-{job.fields['request_id'] or uuid.uuid4().hex}"
         self.created = int(time.time())
         self.finish_reasons: list[str] = []
         self.prompt_logprobs: dict[int, Sequence | None] = {}  # of each prompt; they come with its first event
         self._num_cached: dict[int, int] = {}  # of each prompt, from stage 5 on
+        self._scored = [asyncio.Event() for _ in job.prompts]  # whether its log-probabilities are there
         self._news: asyncio.Queue = asyncio.Queue()  # holds no more than the tokens of this job
         self._tasks: list[asyncio.Task] = []
+        self._has_begun = False
 
     async def __aenter__(self) -> "Run":
-        """Submit all prompts, or none: if the engine refuses one, the others are aborted."""
+        """Start all completions, or none: if the engine refuses one, the others are aborted."""
         self.service.check_room(self.job)
         self._meter = Meter(self.service.metrics, self.job)
         try:
-            for i in range(len(self.job.prompts)):
-                task = asyncio.create_task(self._follow(i))
+            for index in range(self.job.num_choices):
+                task = asyncio.create_task(self._follow(index))
                 task.add_done_callback(self._news.put_nowait)
                 self._tasks.append(task)
-                if i >= AT_ONCE:
+                if index >= AT_ONCE:
                     await asyncio.sleep(0)
-            await asyncio.sleep(0)  # each task runs up to its first wait: by then it is submitted, or refused
+            await asyncio.sleep(0)  # each task runs up to its first wait: by then it is submitted, refused, or waits
             for task in self._tasks:
                 if task.done():
                     self._check(task)
@@ -81,15 +86,33 @@ class Run:
             finally:  # even if this is cancelled, as when the client leaves right after the last chunk
                 self._meter.close()
 
-    async def _follow(self, i: int) -> None:
-        job = self.job
-        where = {} if self.service.stage.number == 4 else {"num_ahead": self.num_ahead + i * job.n}
-        where["priority"] = job.fields["priority"]
-        events = self.service.engine.generate(job.token_ids[i], job.params, **where)
-        async for event in events:
-            index = i * job.n + getattr(event, "completion_index", 0)
-            self._meter.count(i, index, event)  # here, where a slow reader makes no difference
-            self._news.put_nowait((i, index, event))
+    async def _follow(self, index: int) -> None:
+        """Run a choice, which is a request for one completion, and pass its events on."""
+        job, (i, number) = self.job, divmod(index, self.job.n)
+        if number and job.params.prompt_logprobs is not None:
+            await self._scored[i].wait()  # the first completion alone scores the prompt
+        try:
+            async with self.service.feed.seat(self) if self.in_turn else contextlib.nullcontext():
+                params, priority = self.service.params_of(job.params, number), job.fields["priority"]
+                async for event in self.service.engine.generate(job.token_ids[i], params, priority=priority):
+                    self._pass_on(index, event)
+        except self.service.stage.EngineClosedError:
+            if not self._has_begun:
+                raise
+            prompt = {"num_prompt_tokens": len(job.token_ids[i])}
+            self._pass_on(index, self.service.stage.StreamEvent(0, "", [], "abort", **prompt))
+        finally:
+            self._scored[i].set()
+
+    def _pass_on(self, index: int, event: Any) -> None:
+        i, number = divmod(index, self.job.n)
+        self._has_begun = True
+        if not number:
+            self.prompt_logprobs.setdefault(i, event.prompt_logprobs)
+            self._num_cached[i] = getattr(event, "num_cached_tokens", 0)
+            self._scored[i].set()
+        self._meter.count(i, index, event)  # here, where a slow reader makes no difference
+        self._news.put_nowait((index, event))
 
     def _check(self, task: asyncio.Task) -> None:
         """Raise a finished task's error, as clients get it."""
@@ -117,13 +140,10 @@ class Run:
                 self._check(news)
                 unfinished -= 1
                 continue
-            i, index, event = news
+            index, event = news
             if event.finish_reason == "error":
                 raise self._failure(event.stop_reason)
-            self.prompt_logprobs.setdefault(i, event.prompt_logprobs)
             self.num_output_tokens += len(event.token_ids)
-            if self.service.stage.number >= 5:
-                self._num_cached[i] = event.num_cached_tokens
             if event.finish_reason is not None:
                 self.finish_reasons.append(event.finish_reason)
             yield index, event
@@ -181,6 +201,21 @@ class Service(Served):
         self.num_places = self.limits.max_queue_size + self.engine.llm.config.max_num_seqs
         self.metrics = Metrics(self.stage, self.engine, self.model_name)
         self.lanes, self.created = Lanes(), int(time.time())
+        self.feed = Feed(self._num_seats)
+
+    def _num_seats(self) -> int:
+        """How many completions the engine may have at once. If a policy orders them, it has all."""
+        scheduler = core_of(self.engine.llm).scheduler
+        in_order = scheduler.policy == "fcfs"
+        return min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens) if in_order else sys.maxsize
+
+    def params_of(self, params: Any, number: int) -> Any:
+        """The parameters of one completion, for a request of its own. The tokens are those of `n` completions."""
+        if self.stage.number == 4:
+            return params
+        seed = None if params.seed is None else self.stage.completion_seed(params.seed, number)
+        scores = {} if number == 0 else {"prompt_logprobs": None}
+        return dataclasses.replace(params, n=1, seed=seed, **scores)
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text. Raises APIError if it is not valid Unicode."""
