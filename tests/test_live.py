@@ -386,25 +386,6 @@ def test_visitors(small_checkpoint):
         error_of(ask(app, "/live/visitors", b"{}", headers={"content-type": "text/plain"}), 415)
 
 
-def test_visitors_leave_room_for_others(small_checkpoint):
-    """All visitors count as one client."""
-
-    async def go(app):
-        metrics = app.service.metrics
-        with held_while(app, lambda: metrics.num_unfinished < 13):
-            for i in range(12):
-                await ask_async(app, "/live/visitors", body([1, 2, i], max_tokens=40))
-            await until(lambda: metrics.num_unfinished == 12)
-            other = asyncio.create_task(ask_async(app, "/v1/completions", body([3], max_tokens=3)))
-            await until(lambda: metrics.num_unfinished == 13)
-        assert (await other).status_code == 200
-        assert len(app._visits) > 4  # four at once: without their places it would be the last
-        await until(lambda: not app._visits)
-
-    with shown(5, small_checkpoint) as app, slow_steps(app):
-        asyncio.run(go(app))
-
-
 def test_the_page_is_for_browsers_on_this_machine(small_checkpoint):
     with serving(4, small_checkpoint) as plain:
         app = App(plain.service, page=True, only_here=True)

@@ -49,7 +49,7 @@ class Run:
         self._scored = [asyncio.Event() for _ in job.prompts]  # whether its log-probabilities are there
         self._news: asyncio.Queue = asyncio.Queue()  # holds no more than the tokens of this job
         self._tasks: list[asyncio.Task] = []
-        self._has_begun = False
+        self._is_accepted = False
 
     async def __aenter__(self) -> "Run":
         """Start all completions, or none: if the engine refuses one, the others are aborted."""
@@ -69,6 +69,7 @@ class Run:
         except BaseException:
             await self.__aexit__()
             raise
+        self._is_accepted = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -97,7 +98,7 @@ class Run:
                 async for event in self.service.engine.generate(job.token_ids[i], params, priority=priority):
                     self._pass_on(index, event)
         except self.service.stage.EngineClosedError:
-            if not self._has_begun:
+            if not self._is_accepted:
                 raise
             prompt = {"num_prompt_tokens": len(job.token_ids[i])}
             self._pass_on(index, self.service.stage.StreamEvent(0, "", [], "abort", **prompt))
@@ -106,7 +107,6 @@ class Run:
 
     def _pass_on(self, index: int, event: Any) -> None:
         i, number = divmod(index, self.job.n)
-        self._has_begun = True
         if not number:
             self.prompt_logprobs.setdefault(i, event.prompt_logprobs)
             self._num_cached[i] = getattr(event, "num_cached_tokens", 0)
