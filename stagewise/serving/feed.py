@@ -51,9 +51,10 @@ class Feed:
             if not calls:
                 return
             call = min(calls, key=self.taken.__getitem__)  # of equals the one that has waited longest
-            turn = self.waiting[call].popleft()
-            if not self.waiting[call]:
-                del self.waiting[call]
+            queue = self.waiting.pop(call)
+            turn = queue.popleft()
+            if queue:
+                self.waiting[call] = queue  # its next turn comes after the others'
             if not turn.cancelled():
                 turn.set_result(None)
                 self.taken[call] += 1
