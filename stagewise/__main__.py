@@ -7,8 +7,7 @@ from typing import NoReturn
 from . import __version__
 
 COMMANDS = {
-    "run": "complete prompts with an engine: stagewise run 'Once upon a time'",
-    "batch": "complete the lines of a file: stagewise batch --input IN.jsonl --output OUT.jsonl",
+    "run": "complete prompts, or the lines of a file (--input, --output): stagewise run 'Once upon a time'",
     "serve": "serve an engine with OpenAI's HTTP interface: stagewise serve tinytales",
     "replay": "turn traces into a page that shows a run step by step",
     "convert": "convert a training checkpoint, or a directory in another layout, into one that a stage reads",
@@ -33,10 +32,6 @@ def run(command: str, argv: list[str], prog: str) -> int:
         from .cli import main as of_stage
         from .flags import pick_stage
 
-        given = {flag.split("=")[0] for flag in argv}
-        if command == "batch" and given.isdisjoint(("--input", "--config", "-h", "--help")):
-            print(f"{prog}: error: give --input and --output", file=sys.stderr)
-            return 2
         return of_stage(pick_stage(argv), argv, prog, picks_stage=True)
     return main(argv, prog)
 

@@ -37,8 +37,8 @@ def test_help_lists_the_commands():
     assert status == 0
     assert run() == (0, stdout, "")
     assert all(f"\n  {name} " in stdout for name in command.COMMANDS)
-    assert run("dance")[::2] == (2, "python -m stagewise: error: there is no command 'dance': run, batch, serve, "
-                                    "replay, convert, score, push\n")  # fmt: skip
+    commands = "run, serve, replay, convert, score, push"
+    assert run("dance")[::2] == (2, f"python -m stagewise: error: there is no command 'dance': {commands}\n")
 
 
 @pytest.mark.parametrize("name", command.COMMANDS)
@@ -70,8 +70,8 @@ def test_every_command_tells_what_is_wrong(run_here, tmp_path):
         (("run", "--stage", 6, "--num-drafts", 2), "run: error: unrecognized arguments: --num-drafts; --num-drafts"),
         (("run", "--prompts", "a", "--top-p", 2), "run: error: top_p must be"),
         (("convert", "nonesuch", tmp_path / "new"), "convert: error: there is no file or directory nonesuch"),
-        (("batch", "--prompts", "a"), "batch: error: give --input and --output"),
-        (("batch", "--input", "a"), "batch: error: --input needs --output"),
+        (("run", "--input", "a"), "run: error: --input needs --output"),
+        (("run", "--output", "a"), "run: error: --output needs --input"),
         (("run", "a", "--length-penalty", 1), "run: error: --length-penalty needs --beam-width"),
         (("run", "a", "--early-stopping", "true"), "run: error: --early-stopping needs --beam-width"),
         (("run", "a", "--actors", 1), "run: error: --actors needs --ray"),

@@ -353,7 +353,7 @@ def commands_of_the_page():
     page = (ROOT / "docs/USING.md").read_text(encoding="utf-8")
     block = page.partition("<!-- datasets -->")[2].partition("```bash\n")[2].partition("```")[0].replace("\\\n", " ")
     commands = [shlex.split(line, comments=True) for line in block.splitlines() if line.strip()]
-    runs = {c[c.index("--input") + 1]: c for c in commands if c[1] == "batch"}
+    runs = {c[c.index("--input") + 1]: c for c in commands if c[1] == "run"}
     scores = {c[2]: c for c in commands if c[1] == "score"}
     return {name: (c, scores[c[c.index("--output") + 1]]) for name, c in runs.items()}
 

@@ -192,7 +192,7 @@ def test_a_path_that_is_wrong_is_a_sentence(tmp_path, capsys):
     writes = [
         (run, ["run", "a", "--trace"]),
         (run, ["score", tmp_path / "file", "--per-line"]),
-        (run, ["batch", "--input", tmp_path / "file", "--prompt-template", "a", "--output"]),
+        (run, ["run", "--input", tmp_path / "file", "--prompt-template", "a", "--output"]),
     ]
     kinds = {none: "No such file", below: "Not a directory", folder: "Is a directory"}
     cases = [

