@@ -20,7 +20,7 @@ from .dataset import telling
 from .manifest import manifest_path
 from .manifest import read as read_manifest
 from .parser import Parser
-from .score import Reference, read_scores, summarize
+from .score import read_scores, summarize
 from .strict_json import from_line
 
 CARD = """---
@@ -131,7 +131,7 @@ def files_of(path: Path, name: str, reference: str | None) -> dict[str, bytes]:
     files = {file.name: file.read_bytes() for file in (path, manifest_path(str(path)))}
     scores = None
     if reference is not None:
-        scores = summarize(read_scores(path, Reference(reference))[0])
+        scores = summarize(read_scores(path, reference)[0])
         files["scores.json"] = f"{json.dumps(scores, indent=1, allow_nan=False)}\n".encode()
     return {**files, "README.md": card(name, path, results, run, scores).encode()}
 

@@ -12,11 +12,8 @@ counts. A nested field is OUTER.INNER, as in `answer.aliases`:
     f1            harmonic mean of the precision and recall of the words they share
     mean_logprob  mean log-probability of the generated tokens, where the run had --logprobs
 
-With `--extract '#### (-?[0-9.,]+)'` the last match of this regular expression is compared, in the text and in the
-reference; a text without one is wrong.
-
-For a line with `choices` (scored by a run, see batch_file.py) the reference field names the right one: by its text, by
-its number from 0 (`--labels-from 1`: from 1), as a number or as digits, or by its letter:
+For a line with `choices` (scored by a run, see batch_file.py) the reference field names the right one: by its text, or
+by its number from 0, as a number or as digits:
 
     accuracy       1 if its log-probability is the highest
     accuracy_norm  1 if its log-probability per character is the highest, which does not favor short choices
@@ -44,7 +41,6 @@ import string
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -53,25 +49,6 @@ from .console import Outcome, naming, tell
 from .dataset import HUB, STDIN, fetch, find, find_results, has, unpacked
 from .parser import Parser
 from .strict_json import from_line
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What the lines are compared with.
-
-    Attributes:
-        field: the field with the reference; None: there is none.
-        extract: a regular expression that finds the answer in a text.
-        first_label: the number of the first choice.
-    """
-
-    field: str | None = None
-    extract: re.Pattern | None = None
-    first_label: int = 0
-
-    def of(self, result: dict) -> Any:
-        """The reference of a result, or None."""
-        return find(result, self.field, "") if self.field is not None and has(result, self.field) else None
 
 
 def normalize(text: str) -> str:
@@ -88,8 +65,9 @@ def f1(text: str, reference: str) -> float:
     return 2 * shared / (len(words) + len(expected))  # = 2PR / (P + R)
 
 
-def score_line(result: Any, reference: Reference) -> dict:
-    """The scores of one result line. Raises ValueError if it is not a result, or its reference can't be compared."""
+def score_line(result: Any, field: str | None) -> dict:
+    """The scores of one result line; its reference is in this field. Raises ValueError if it is not a result, or its
+    reference can't be compared."""
     if not isinstance(result, dict):
         raise ValueError(f"a result is a JSON object, got {type(result).__name__}")
     scores: dict[str, Any] = {"id": result.get("id")}
@@ -97,14 +75,14 @@ def score_line(result: Any, reference: Reference) -> dict:
         names = ("exact_match", "contains", "f1")
         if result.get("score") is True:
             names = ("accuracy", "accuracy_norm") if "choices" in result else ()
-        zeros = {} if reference.field is None else dict.fromkeys(names, 0)
+        zeros = {} if field is None else dict.fromkeys(names, 0)
         return {**scores, **zeros, "error": result["error"]}
     is_scored = "scores" in result and "text" not in result  # else it is a field that the input had
-    expected = reference.of(result)
-    if reference.field is not None and expected is None and not (is_scored and "choices" not in result):
+    expected = find(result, field, "") if field is not None and has(result, field) else None
+    if field is not None and expected is None and not (is_scored and "choices" not in result):
         scores["without_reference"] = 1
     if is_scored:
-        correct = {} if expected is None else score_choices(result, expected, reference.first_label)
+        correct = {} if expected is None else score_choices(result, expected)
         return {**scores, **correct, **likelihood(result)}
     if "text" not in result:
         raise ValueError("it has no text; for a run with n > 1, choose one of the outputs first")
@@ -113,7 +91,7 @@ def score_line(result: Any, reference: Reference) -> dict:
     if result.get("finish_reason") == "length":
         scores["truncated"] = 1
     if expected is not None:
-        scores |= compare(result["text"], texts_of(reference.field, expected), reference.extract)
+        scores |= compare(result["text"], texts_of(field, expected))
     if result.get("cumulative_logprob") is not None:
         logprob, token_ids = result["cumulative_logprob"], result.get("token_ids")
         if isinstance(logprob, bool) or not isinstance(logprob, int | float) or not abs(logprob) < 1e300:
@@ -135,26 +113,14 @@ def texts_of(field: str | None, expected: Any) -> list[str]:
     return [one if isinstance(one, str) else json.dumps(one) for one in expected]
 
 
-def compare(text: str, references: list[str], extract: re.Pattern | None) -> dict[str, float]:
+def compare(text: str, references: list[str]) -> dict[str, float]:
     """The scores of a text against the best of its references."""
-    if extract is not None:
-        answer = last_match(extract, text)
-        if answer is None:
-            return {"exact_match": 0, "contains": 0, "f1": 0}
-        text = answer
-        references = [one if (found := last_match(extract, one)) is None else found for one in references]
     text, normalized = normalize(text), [normalize(one) for one in references]
     return {
         "exact_match": max(int(text == one) for one in normalized),
         "contains": max(int(f" {one} " in f" {text} ") for one in normalized),
         "f1": max(f1(text, one) for one in normalized),
     }
-
-
-def last_match(pattern: re.Pattern, text: str) -> str | None:
-    """The last match of a pattern; its first group, if the pattern has groups."""
-    found = [match[1] if pattern.groups else match[0] for match in pattern.finditer(text)]
-    return found[-1] if found else None
 
 
 def read_likelihoods(result: dict) -> list[dict]:
@@ -170,14 +136,14 @@ def read_likelihoods(result: dict) -> list[dict]:
     return scores
 
 
-def score_choices(result: dict, expected: Any, first_label: int) -> dict:
+def score_choices(result: dict, expected: Any) -> dict:
     """Whether the right one of several choices is the likeliest."""
     scores, choices = read_likelihoods(result), result.get("choices")
     if choices is None:
         return {}
     if not isinstance(choices, list) or len(choices) != len(scores):
         raise ValueError(f"choices must be a list of {len(scores)}, one per score, got {choices!r:.80}")
-    answer = number_of_choice(expected, choices, first_label)
+    answer = number_of_choice(expected, choices)
 
     def right(value: Callable[[int], float]) -> int:
         return int(max(range(len(scores)), key=value) == answer)
@@ -189,7 +155,7 @@ def score_choices(result: dict, expected: Any, first_label: int) -> dict:
     return correct
 
 
-def number_of_choice(label: Any, choices: Sequence[Any], first_label: int) -> int:
+def number_of_choice(label: Any, choices: Sequence[Any]) -> int:
     """The choice that a label names, from 0. Raises ValueError if it names none."""
     if isinstance(label, list) and len(label) == 1:
         (label,) = label
@@ -198,16 +164,12 @@ def number_of_choice(label: Any, choices: Sequence[Any], first_label: int) -> in
     if text in stripped:
         return stripped.index(text)
     if text.isdecimal():
-        number = int(text) - first_label
-    elif len(text) == 1 and text.upper() in string.ascii_uppercase:
-        number = string.ascii_uppercase.index(text.upper())
+        number = int(text)
     elif isinstance(label, int | float) and not isinstance(label, bool) and float(label).is_integer():
-        number = int(label) - first_label
+        number = int(label)
     if number is None or not 0 <= number < len(choices):
-        last = first_label + len(choices) - 1
-        message = f"the reference must be a choice, its letter or its number from {first_label} to {last}"
-        hint = "; --labels-from 1 counts from 1" if number == len(choices) else ""
-        raise ValueError(f"{message}, got {label!r:.80}{hint}")
+        last = len(choices) - 1
+        raise ValueError(f"the reference must be a choice or its number from 0 to {last}, got {label!r:.80}")
     return number
 
 
@@ -267,7 +229,7 @@ def read_results(source: Path | str) -> bytes:
     return fetch(find_results(name.rstrip("/")) if len(rest) == 2 else name, "")
 
 
-def read_scores(source: Path | str, reference: Reference) -> tuple[list[dict], str | None]:
+def read_scores(source: Path | str, reference: str | None) -> tuple[list[dict], str | None]:
     """The scores of every line of a result file, and the error of the first line that can't be scored. Raises
     ValueError if none can be, or if no line has the reference."""
     scores, fields, problem = [], {}, None
@@ -288,27 +250,16 @@ def read_scores(source: Path | str, reference: Reference) -> tuple[list[dict], s
         raise ValueError(problem)
     compared = [line for line in scores if "error" not in line and "unscored" not in line]
     lacking = [line for line in compared if "without_reference" in line]
-    if lacking and len(lacking) == len(compared) and str(reference.field).split(".")[0] not in fields:
-        raise ValueError(f"{source}: no line has the field {reference.field!r}; they have {', '.join(fields)}")
+    if lacking and len(lacking) == len(compared) and str(reference).split(".")[0] not in fields:
+        raise ValueError(f"{source}: no line has the field {reference!r}; they have {', '.join(fields)}")
     return scores, problem
 
 
 def check_used(args: argparse.Namespace, scores: list[dict]) -> None:
-    """Raise ValueError for a flag that applies to none of these lines."""
+    """Raise ValueError for a --reference that applies to none of these lines."""
     lines = [line for line in scores if "error" not in line and "unscored" not in line]
-    kinds = {
-        "a text": [line for line in lines if "exact_match" in line],
-        "choices": [line for line in lines if "accuracy" in line and "logprob" not in line],
-        "neither": [line for line in lines if "logprob" in line],
-    }
-    if args.reference is not None and lines and len(kinds["neither"]) == len(lines):
+    if args.reference is not None and lines and all("logprob" in line for line in lines):
         raise ValueError(f"--reference is for lines with a text or with choices: {args.results} has neither")
-    for flag, value, kind, other in (
-        ("--extract", args.extract, "a text", "choices"),
-        ("--labels-from", args.labels_from, "choices", "a text"),
-    ):
-        if value is not None and kinds[other] and not kinds[kind]:
-            raise ValueError(f"{flag} is for lines with {kind}, but those of {args.results} have {other}")
 
 
 def build_parser(prog: str) -> Parser:
@@ -316,19 +267,8 @@ def build_parser(prog: str) -> Parser:
     help = "the --output of a batch run; on the Hub hf://datasets/USER/NAME, with /FILE if it has several; - is stdin"
     parser.add_argument("results", help=help)
     parser.add_argument("--reference", metavar="FIELD", help="the field with the reference answer")
-    help = "compare the last match of this regular expression (its first group)"
-    parser.add_argument("--extract", metavar="REGEX", type=regex, help=help)
-    help = "the number of the first choice, where references are numbers (default: 0)"
-    parser.add_argument("--labels-from", type=int, choices=[0, 1], metavar="N", help=help)
     parser.add_argument("--per-line", type=Path, metavar="FILE", help="write the scores of each line to this new file")
     return parser
-
-
-def regex(text: str) -> re.Pattern:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
 
 
 def main(argv: list[str] | None = None, prog: str = "stagewise score") -> int:
@@ -338,9 +278,7 @@ def main(argv: list[str] | None = None, prog: str = "stagewise score") -> int:
             raise ValueError("stdout is closed, so the summary has nowhere to go")
         if args.per_line and os.path.lexists(args.per_line):
             raise ValueError(f"--per-line {args.per_line} exists: remove it, or choose another name")
-        if args.reference is None and (args.extract is not None or args.labels_from is not None):
-            raise ValueError("--extract and --labels-from need --reference")
-        scores, problem = read_scores(args.results, Reference(args.reference, args.extract, args.labels_from or 0))
+        scores, problem = read_scores(args.results, args.reference)
         check_used(args, scores)
         with naming("stdout"):
             print(json.dumps(summarize(scores), indent=2, allow_nan=False), flush=True)

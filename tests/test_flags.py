@@ -162,8 +162,6 @@ def test_flags_of_the_other_commands(tmp_path, capsys):
     assert not any(score.main(argv[: 1 if name == "scores" else 3]) for name, argv in of_scores.items())
     capsys.readouterr()
     for main, argv, says in (
-        (score.main, [*of_scores["texts"], "--labels-from", "1"], "--labels-from is for lines with choices"),
-        (score.main, [*of_scores["choices"], "--extract", "a"], "--extract is for lines with a text"),
         (score.main, of_scores["scores"], "--reference is for lines with a text or with choices"),
         (convert.main, [str(folder), str(tmp_path / "new"), "--gelu", "tanh"], "--gelu is for a training"),
         (convert.main, [str(folder), str(tmp_path / "new"), "--n-head", "2"], f"{of_training}, but {folder} is a dir"),

@@ -1,5 +1,5 @@
-"""The replay of a trace: what its reader accepts and refuses, the states during the steps, the page's file, Perfetto's
-file, and the command line. What the page shows is tested in tests/browser (`make test-browser`)."""
+"""The replay of a trace: what its reader accepts and refuses, the states during the steps, the page's file, and the
+command line. What the page shows is tested in tests/browser (`make test-browser`)."""
 
 import itertools
 import json
@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from stagewise.replay import chrome, page
+from stagewise.replay import page
 from stagewise.replay.__main__ import main
 from stagewise.replay.state import states
 from stagewise.trace_file import read_trace
@@ -186,7 +186,7 @@ def test_beams_replace_each_other(tmp_path):
     assert {c.finish_reason for c in last.completions.values()} == {"beams"}
 
 
-# --- The page's file and the one for Perfetto -----------------------------------------------------------------------
+# --- The page's file --------------------------------------------------------------------------------------------------
 
 
 def test_page_is_one_file_with_the_trace_in_it(tmp_path):
@@ -200,34 +200,6 @@ def test_page_is_one_file_with_the_trace_in_it(tmp_path):
     rest = re.sub(r'<script type="application/json".*?</script>', "", html)
     assert not re.search(r'(src|href)="(?!data:)|url\(|@import|https?://', rest)
     assert len(rest) < 164_000
-
-
-def test_chrome_trace_is_well_formed(trace):
-    """As Chrome's trace event format wants it: spans of a thread lie within each other or side by side."""
-    made = json.loads(chrome.make_chrome([trace, trace]))
-    assert chrome.make_chrome([trace]).encode().startswith(chrome.BEGIN)
-    fields = {"M": set(), "X": {"ts", "dur"}, "i": {"ts", "s"}, "C": {"ts"}}
-    threads = {}
-    for event in made["traceEvents"]:
-        assert set(event) == {"ph", "pid", "tid", "name", "args"} | fields[event["ph"]]
-        assert event.get("ts", 0) >= 0
-        assert event.get("dur", 0) >= 0
-        if event["ph"] == "X":
-            begin, length = round(1e3 * event["ts"]), round(1e3 * event["dur"])
-            threads.setdefault((event["pid"], event["tid"]), []).append((begin, -length, event["name"]))
-        if event["ph"] == "C":
-            assert all(value >= 0 for value in event["args"].values())
-    steps = [name for _, _, name in threads[1, 1] if name.startswith("step ")]
-    assert steps == [f"step {i}" for i in range(len(trace.steps))]
-    for spans in threads.values():
-        ends = []
-        for start, negative, name in sorted(spans):
-            while ends and ends[-1] <= start:
-                ends.pop()
-            assert not ends or start - negative <= ends[-1], name
-            ends.append(start - negative)
-    named = {(e["pid"], e["tid"]) for e in made["traceEvents"] if e["ph"] == "M" and e["name"] == "thread_name"}
-    assert set(threads) <= named
 
 
 # --- Colors ----------------------------------------------------------------------------------------------------------
@@ -317,12 +289,11 @@ def error_of(capsys, *argv):
 
 
 def test_command_line(tmp_path, capsys):
-    one, html, perfetto = tmp_path / "one.jsonl", tmp_path / "run.html", tmp_path / "run.json"
+    one, html = tmp_path / "one.jsonl", tmp_path / "run.html"
     made_traces.write(one, *made_traces.slots())
     for _ in range(2):  # what it made it may replace
-        assert main([str(one), "-o", str(html), "--chrome", str(perfetto)]) == 0
+        assert main([str(one), "-o", str(html)]) == 0
     assert html.read_bytes().startswith(page.BEGIN)
-    assert json.loads(perfetto.read_text())["traceEvents"]
     assert main([str(one), str(one), "-o", str(html)]) == 0
     assert capsys.readouterr() == ("", "")
     one.write_bytes(one.read_bytes()[:-9])
@@ -334,16 +305,17 @@ def test_command_line_refuses(tmp_path, capsys):
     one, html, own = tmp_path / "one.jsonl", tmp_path / "run.html", tmp_path / "own.html"
     made_traces.write(one, *made_traces.slots())
     own.write_text("<!doctype html>\n<title>mine</title>")
-    assert "say where the page goes" in error_of(capsys, one)
-    assert "at most 2 traces" in error_of(capsys, one, one, one, "-o", html)
-    assert "was not made by replay" in error_of(capsys, one, "-o", own)
-    assert "was not made by replay" in error_of(capsys, one, "--chrome", own)
-    assert "is already used in this command" in error_of(capsys, one, "-o", one)
-    assert "is already used in this command" in error_of(capsys, one, "-o", html, "--chrome", html)
-    assert "not a regular file" in error_of(capsys, one, "-o", tmp_path)
-    assert "No such file" in error_of(capsys, tmp_path / "none.jsonl", "-o", html)
-    assert "unrecognized arguments" in error_of(capsys, one, "-o", html, "--perfetto", "x")
-    assert "the following arguments are required" in error_of(capsys)
+    for arguments, says in (
+        ((one,), "the following arguments are required: -o/--output"),
+        ((one, one, one, "-o", html), "at most 2 traces"),
+        ((one, "-o", own), "was not made by replay"),
+        ((one, "-o", one), "is already used in this command"),
+        ((one, "-o", tmp_path), "not a regular file"),
+        ((tmp_path / "none.jsonl", "-o", html), "No such file"),
+        ((one, "-o", html, "--svg", "x"), "unrecognized arguments"),
+        ((), "the following arguments are required"),
+    ):
+        assert says in error_of(capsys, *arguments)
     assert own.read_text().endswith("<title>mine</title>")
     assert not html.exists()
 

@@ -1,1 +1,1 @@
-"""From a trace to a page that shows what the engine did, step by step, or to a file for Perfetto."""
+"""From a trace to a page that shows what the engine did, step by step."""

@@ -15,8 +15,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.browser.conftest import ROOT, Browser
-from tests.browser.test_perfetto import served
+from tests.browser.conftest import ROOT, Browser, served
 from tools import card
 
 sys.path.insert(0, str(ROOT / "tools"))  # as site/conf.py does it
