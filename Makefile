@@ -85,18 +85,19 @@ $(VENV)/installed: $(BIN)/python pyproject.toml
 	touch $@
 
 # Python compiles what is imported; to compile all takes longer than to install it.
-$(VENV)/installed-test: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --no-compile --editable ".[test]"
+$(VENV)/installed-test: $(BIN)/python pyproject.toml tests/requirements.txt
+	$(BIN)/python -m pip install --quiet --no-compile --requirement tests/requirements.txt
 	touch $@
 
-$(VENV)/installed-browser: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[browser]"
+$(VENV)/installed-browser: $(BIN)/python pyproject.toml tests/requirements.txt \
+		tests/browser/requirements.txt site/requirements.txt
+	$(BIN)/python -m pip install --quiet --requirement tests/browser/requirements.txt
 	touch $@
 
-$(VENV)/installed-scaleout: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[test,scaleout,readers]"
+$(VENV)/installed-scaleout: $(BIN)/python pyproject.toml tests/requirements.txt tests/scaleout/requirements.txt
+	$(BIN)/python -m pip install --quiet --requirement tests/scaleout/requirements.txt
 	touch $@
 
-$(VENV)/installed-site: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[site]"
+$(VENV)/installed-site: $(BIN)/python pyproject.toml site/requirements.txt
+	$(BIN)/python -m pip install --quiet --editable . --requirement site/requirements.txt
 	touch $@

@@ -16,25 +16,27 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
 def recipe(target):
-    """The extras that a target installs, and those of its commands that run a program of .venv."""
+    """What a target gives to `pip install`, and those of its commands that run a program of .venv."""
     variables = dict(re.findall(r"^(\w+) \??:?= ?(.*)$", MAKEFILE, re.MULTILINE))
     first, lines = re.search(rf"^{re.escape(target)}:(.*)\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE).groups()
     (installed,) = re.findall(r"\$\(VENV\)/(installed\S*)", first)
-    (extras,) = re.findall(rf'/{installed}:.*\n.*--editable "?\.\[?([\w,]*)', MAKEFILE)
+    (packages,) = re.findall(rf"/{installed}:.*\n.* pip install --quiet (?:--no-compile )?(.*)", MAKEFILE)
+    for path in re.findall(r"--requirement (\S+)", packages):
+        assert (ROOT / path).is_file(), path
     lines = re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], ""), lines.replace("$(BIN)/", "\0"))
     commands = re.findall(r"\0([^\0\n;&>]+)", lines)
-    return extras, [re.sub(r"\s+", " ", command).strip() for command in commands]
+    return packages, [re.sub(r"\s+", " ", command).strip() for command in commands]
 
 
 def test_commands_without_make():
     table = re.findall(
-        r"^\| `make (\S+)` \| (?:`(\S+)`)? ?\| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE
+        r"^\| `make (\S+)` \| `([^`]+)` \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE
     )
     assert sorted(target for target, _, _ in table) == sorted({*TARGETS} - {"mermaid"})
-    for target, extras, cell in table:
+    for target, packages, cell in table:
         needed, commands = recipe(target)
         shown = re.findall(r"`([^`]*)`", cell)[: len(commands)]
-        assert extras == needed, target
+        assert packages == needed, target
         if target == "demo":  # one of its prompts is enough
             commands = [commands[0][: len(shown[0])]]
         assert shown == commands, target

@@ -1,9 +1,9 @@
-"""Environments for clients, such as .clients/openai, because the clients' requirements conflict.
+"""Environments for clients of the server, such as .clients/openai, because the clients' requirements conflict.
 
     python -m tools.environments openai lm-eval guidellm
 
-What is installed in each is an extra in pyproject.toml, `clients-NAME`. They also see the packages of the environment
-that makes them, and so share its torch, which alone takes most of a gigabyte.
+What is installed in each is in tests/clients/NAME.txt, or in bench/NAME.txt. They also see the packages of the
+environment that makes them, and so share its torch, which alone takes most of a gigabyte.
 """
 
 import subprocess
@@ -11,14 +11,9 @@ import sys
 import sysconfig
 from pathlib import Path
 
-try:
-    import tomllib  # pyright: ignore[reportMissingImports]
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib  # pyright: ignore[reportMissingImports]
-
 ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = ROOT / ".clients"
-UNFIT = {"vllm-bench": ("torchvision", "torchaudio", "torchcodec")}  # built for a different torch
+FOLDERS = (ROOT / "tests/clients", ROOT / "bench")
 
 
 def python_of(name: str) -> Path:
@@ -27,19 +22,17 @@ def python_of(name: str) -> Path:
 
 def make(name: str) -> None:
     """Make an environment, unless it exists with the same requirements."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    if f"clients-{name}" not in extras:
-        raise ValueError(f"there is no client {name!r}: pyproject.toml has no extra clients-{name}")
-    requirements, done = "\n".join(extras[f"clients-{name}"]), ENVIRONMENTS / name / "installed"
+    file = next((path for folder in FOLDERS if (path := folder / f"{name}.txt").is_file()), None)
+    if file is None:
+        raise ValueError(f"there is no client {name!r}: tests/clients has no {name}.txt")
+    requirements, done = file.read_text(encoding="utf-8"), ENVIRONMENTS / name / "installed"
     if done.exists() and done.read_text(encoding="utf-8") == requirements:
         return
     subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENTS / name], check=True)
     where = [python_of(name), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     site_packages = subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip()
     Path(site_packages, "shared.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
-    subprocess.run([python_of(name), "-m", "pip", "install", "--quiet", *requirements.split("\n")], check=True)
-    if name in UNFIT:
-        subprocess.run([python_of(name), "-m", "pip", "uninstall", "--quiet", "--yes", *UNFIT[name]], check=True)
+    subprocess.run([python_of(name), "-m", "pip", "install", "--quiet", "--requirement", file], check=True)
     done.write_text(requirements, encoding="utf-8")
 
 

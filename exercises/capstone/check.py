@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent
 SIZES = dict(vocab_size=97, n_layer=3, n_embd=48, n_inner=80, n_head=6, n_kv_head=2, head_dim=8, epsilon=1e-5)
 TOLERANCE = 1e-4  # of the largest number
 BLANK = "not written yet"
-NO_REFERENCE = 'it compares with transformers; pip install -e ".[test]" brings it'
+NO_REFERENCE = "it compares with transformers; pip install -r tests/requirements.txt brings it"
 Part = tuple[str, Callable[[], Tensor], Callable[[], Tensor]]  # what it is, the learner's result, the right one
 TOKENS = [5, 17, 5, 96, 0, 33, 33, 8, 61, 2, 44]
 

@@ -9,7 +9,7 @@ far smaller one of the same vocabulary, trained on the same tales, which guesses
 `train` and `evaluate` take `--model tinytales-draft`.
 
 The tales come from tale_grammar.py: every tale is a function of its seed, so there is no data set to keep, no tale is
-trained on twice, and the held-out tales are simply other seeds. Needs `pip install -e ".[test]"` (transformers trains).
+trained on twice, and the held-out tales are simply other seeds. Needs transformers, which trains.
 
 Four tricks make a 50,257-token vocabulary cheap to train when the tales use 1,500 of its tokens, and let the model
 cope with the rest in a reader's prompt:

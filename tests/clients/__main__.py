@@ -20,25 +20,11 @@ from . import vllm_tests
 HERE = Path(__file__).parent
 TESTS = {
     "openai": "test_openai.py",
-    "openai-npm": "test_openai_npm.py",  # npm makes the environment of these three
+    "openai-npm": "test_openai_npm.py",  # npm makes the environment of these two
     "ai-sdk-npm": "test_ai_sdk_npm.py",
-    "openai-agents-npm": "test_openai_agents_npm.py",
     "litellm": "test_litellm.py",
     "langchain": "test_langchain.py",
-    "llama-index": "test_llama_index.py",
-    "instructor": "test_instructor.py",
-    "llm": "test_llm.py",
-    "openai-agents": "test_openai_agents.py",
-    "pydantic-ai": "test_pydantic_ai.py",
-    "any-llm": "test_any_llm.py",
-    "aisuite": "test_aisuite.py",
-    "mirascope": "test_mirascope.py",
-    "chatlas": "test_chatlas.py",
-    "shell-gpt": "test_shell_gpt.py",
-    "inspect": "test_inspect.py",
     "lm-eval": "test_lm_eval.py",
-    "guidellm": "test_guidellm.py",
-    "vllm-bench": "test_vllm_bench.py",
     "vllm-tests": None,  # vLLM's own
 }
 

@@ -25,5 +25,6 @@ def run(arguments: list[str]) -> int:
         subprocess.run(command, env=environment, check=True)
         fetched.touch()
     (folder / "pytest.ini").write_text(INI, encoding="utf-8")
-    command = [python, "-m", "pytest", "-c", "pytest.ini", *(f"tests/entrypoints/{name}" for name in FOLDERS)]
-    return subprocess.run([*command, *arguments], cwd=folder, env=environment).returncode
+    command = [python, "-m", "pytest", "-c", folder / "pytest.ini"]
+    command += [folder / "tests/entrypoints" / name for name in FOLDERS]
+    return subprocess.run([*command, *arguments], cwd=ROOT, env=environment).returncode

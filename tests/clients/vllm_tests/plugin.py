@@ -29,6 +29,7 @@ import pytest
 import transformers
 from safetensors.numpy import load_file, save_file
 
+import tests
 from tests.clients.conftest import CHAT_TEMPLATE
 from tools.server import ROOT, server
 
@@ -220,6 +221,12 @@ def pytest_addoption(parser):
 
 def name_of(path: Path | str) -> str:
     return str(path).replace("\\", "/").split("tests/entrypoints/")[-1]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config):
+    """vLLM's package `tests` joins the one here, which has the same name."""
+    tests.__path__.append(str(early_config.rootpath / "tests"))
 
 
 def pytest_configure(config):
