@@ -1,16 +1,14 @@
-"""The inputs of batch runs: JSON lines, a JSON array, CSV, TSV, lines of text, parquet, or a folder written by
-`datasets`' `save_to_disk`. Files may be compressed with gzip or zstd, in UTF-8 or UTF-16, on the Hub, or come from
-stdin (`-`).
+"""The inputs of batch runs: JSON lines, a JSON array, CSV, TSV or parquet, in UTF-8. Files may be compressed with gzip,
+on the Hub, or come from stdin (`-`).
 
-The file extension decides: .jsonl, .json, .csv, .tsv, .txt or .parquet, maybe with .gz or .zst; any other is read as
-JSON lines. Each row becomes the corresponding line of JSON:
+The file extension decides: .jsonl, .json, .csv, .tsv or .parquet, maybe with .gz; any other is read as JSON lines. Each
+row becomes the corresponding line of JSON:
 
 - CSV and TSV have a header; all values are strings.
-- A line of a .txt file is a prompt.
 - In a .json file with an object, such as {"data": [...]}, its only list of objects has the rows.
-- In parquet and Arrow a field without a value is null, a date is a text as in ISO 8601, a decimal its digits, bytes are
-  Base64, NaN is a value (and null in the output, see batch_file.py). These need pyarrow, and so does zstd: `pip
-  install pyarrow`, or the extra `parquet`.
+- In parquet a field without a value is null, a date is a text as in ISO 8601, a decimal its digits, bytes are Base64,
+  NaN is a value (and null in the output, see batch_file.py). It needs pyarrow: `pip install pyarrow`, or the extra
+  `parquet`.
 """
 
 import base64
@@ -37,16 +35,20 @@ from .strict_json import from_line, no_duplicates
 HUB = "hf://"
 STDIN = "-"
 TABLES = {".csv": ",", ".tsv": "\t"}  # ending -> what separates columns
-STATE = "state.json"  # in a folder written by save_to_disk: lists its Arrow files
-KINDS = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
+SAVED = ("state.json", "dataset_dict.json")  # one of them is in a folder written by `datasets`' save_to_disk
+KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+ZSTD = "packed by zstd: unpack it with unzstd"
 # Files that are not read here: what they are, and what to do. By their endings, and by their first bytes.
 ENDINGS = {
     ".toml": "TOML: a file of flags is given with --config",
+    ".txt": 'a text: --prompts-file completes its lines; for --input write each one as {"prompt": …}',
+    ".zst": ZSTD,
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet: save it as CSV, in UTF-8"),
     **dict.fromkeys((".pkl", ".pickle"), "a pickle, which may run code when it is read: save it as JSON lines"),
 }
 BEGINNINGS = {
     b"PK\x03\x04": "a zip archive: unpack it, and name a file in it",
+    b"\x28\xb5\x2f\xfd": ZSTD,
     b"BZh": "packed by bzip2: unpack it with bunzip2",
     b"\xfd7zXZ\x00": "packed by xz: unpack it with unxz",
     b"version https://git-lfs": "only a pointer to a file of Git LFS: fetch that with `git lfs pull`",
@@ -200,9 +202,7 @@ def check_dataset(name: str) -> None:
     if not path.exists():
         raise ValueError(f"--input {path}: there is no such file")
     if path.is_dir():
-        arrow_files(path)
-        import_arrow(name)
-        return
+        raise ValueError(f"--input {path} is {folder_hint(path)}")
     if not path.is_file():  # such as a pipe
         raise ValueError(f"--input {path} is not a regular file, so --resume could not read it again")
     path.open("rb").close()
@@ -225,7 +225,7 @@ def check_columns(dataset: Dataset, columns: Columns) -> None:
         return
     kind = kind_of(dataset.name)
     if not rows:
-        kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, perhaps with .gz or .zst"
+        kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, perhaps with .gz"
         read_as = f" has an unknown ending, {kind}, and" if kind and kind not in KINDS else ""
         raise ValueError(
             f"--input {dataset.name}{read_as} is not JSON lines ({why}); names of other files end in {kinds}"
@@ -247,13 +247,8 @@ def check_columns(dataset: Dataset, columns: Columns) -> None:
 
 def read_dataset(name: str) -> Dataset:
     """Read an input. Raises ValueError or OSError, which name it, if that fails."""
-    if is_on_disk(name) and Path(name).is_dir():
-        with naming(name):
-            content = b"".join(file.read_bytes() for file in arrow_files(Path(name)))
-        rows = read_arrow(name)
-    else:
-        content = read_bytes(name)
-        rows = read_rows(name, unpacked(name, content))
+    content = read_bytes(name)
+    rows = read_rows(name, unpacked(name, content))
     numbered = [(number, row) for number, row in enumerate(rows, start=1) if row.strip()]
     return Dataset(name, numbered, hashlib.sha256(content).hexdigest())
 
@@ -271,25 +266,24 @@ def unpacked(name: str, content: bytes) -> bytes:
     try:
         if content.startswith(b"\x1f\x8b"):
             return gzip.decompress(content)
-        if content.startswith(b"\x28\xb5\x2f\xfd"):
-            pyarrow = import_arrow(name, "zstd")
-            return pyarrow.CompressedInputStream(pyarrow.BufferReader(content), "zstd").read()
-    except (OSError, EOFError, zlib.error) as error:  # gzip's BadGzipFile and Arrow's errors are OSErrors
+    except (OSError, EOFError, zlib.error) as error:  # gzip's BadGzipFile is an OSError
         raise ValueError(f"--input {name} can't be decompressed: {error}") from None
     return content
 
 
 def kind_of(name: str) -> str:
     """The ending of a name, in lower case, without a packing's."""
-    return Path(name.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+    return Path(name.removesuffix(".gz")).suffix.lower()
 
 
 def check_kind(name: str, content: bytes) -> None:
     """Raise ValueError for a file of a kind that is not read here: what it is, and what to do."""
-    begins = content[:64].lower().startswith
+    begins, encoding = content[:64].lower().startswith, json.detect_encoding(content[:4])
     what = next((what for start, what in BEGINNINGS.items() if begins(start.lower())), None)
     if content[257:262] == b"ustar":
         what = "a tar archive: unpack it with `tar xf`, and name a file in it"
+    if what is None and not encoding.startswith("utf-8"):
+        what = f"in {encoding.upper()}: convert it to UTF-8, as `iconv -f {encoding} -t utf-8` does"
     if what := ENDINGS.get(kind_of(name), what):
         raise ValueError(f"--input {name} is {what}")
 
@@ -300,20 +294,13 @@ def read_rows(name: str, content: bytes) -> list[bytes]:
     kind = kind_of(name)
     if kind == ".parquet" or content.startswith(b"PAR1"):
         return read_parquet(name, content)
-    encoding = json.detect_encoding(content[:4])
-    if encoding.startswith("utf-8") and kind not in (*TABLES, ".txt"):
-        text = content.removeprefix(codecs.BOM_UTF8)  # Windows writes such a mark; a single line may be invalid UTF-8
-    else:
+    text = content.removeprefix(codecs.BOM_UTF8)  # Windows writes such a mark
+    if kind in TABLES:
         try:
-            text = content.decode(encoding).encode("utf-8", "surrogatepass")
+            return read_table(name, text.decode("utf-8"), TABLES[kind])
         except UnicodeDecodeError as error:
             place = f"{error.reason} at byte {error.start}"
-            raise ValueError(f"--input {name} is not {encoding.upper()}: {place}; convert it to UTF-8") from None
-    if kind in TABLES:
-        return read_table(name, text.decode("utf-8"), TABLES[kind])
-    if kind == ".txt":
-        lines = text.decode("utf-8").split("\n")
-        return [json.dumps({"prompt": line.rstrip("\r")}).encode() if line.strip() else b"" for line in lines]
+            raise ValueError(f"--input {name} is not UTF-8: {place}; convert it to UTF-8") from None
     start = text.lstrip()[:1]
     if start == b"[" or (start == b"{" and (kind == ".json" or is_indented(text))):
         return read_json(name, text)
@@ -406,51 +393,22 @@ def telling(what: str, kind: type[Exception] = OSError) -> Iterator[None]:
         raise kind(f"{what}: {reason}") from error
 
 
-def import_arrow(name: str, what: str = "a folder"):
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise ValueError(f"--input {name}: {what} needs pyarrow (pip install pyarrow)") from None
-    return pyarrow
-
-
-def arrow_files(folder: Path) -> list[Path]:
-    """The files of a folder written by save_to_disk. Raises ValueError if it is not one."""
-    if (folder / "dataset_dict.json").exists():
-        splits = ", ".join(sorted(path.parent.name for path in folder.glob(f"*/{STATE}")))
-        raise ValueError(f"--input {folder} has several splits: name one of its folders ({splits})")
-    try:
-        files = [
-            folder / one["filename"] for one in json.loads((folder / STATE).read_text(encoding="utf-8"))["_data_files"]
-        ]
-    except FileNotFoundError:
-        there = (path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern)))
-        files = [str(path) for path in there if kind_of(path.name) in KINDS and path.is_file()]
-        hint = f"name a file in it, such as {', '.join(files[:3])}" if files else "name a file"
-        raise ValueError(f"--input {folder} is not a regular file, but a folder: {hint}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"--input {folder / STATE} lists no files: {error}") from None
-    if lost := [file for file in files if file.parent != folder or not file.is_file()]:
-        raise ValueError(f"--input {folder}: {lost[0]} is missing")
-    if not files:
-        raise ValueError(f"--input {folder / STATE} lists no files")
-    return files
-
-
-def read_arrow(name: str) -> list[bytes]:
-    """The rows of a folder written by save_to_disk as lines of JSON."""
-    ipc, rows = import_arrow(name).ipc, []
-    for file in arrow_files(Path(name)):
-        with telling(f"--input {file} can't be read as Arrow", ValueError), file.open("rb") as stream:
-            rows += ipc.open_stream(stream).read_all().to_pylist()
-    return as_lines(name, rows)
+def folder_hint(folder: Path) -> str:
+    """Why a folder can't be the input, and what to name instead."""
+    if any((folder / name).is_file() for name in SAVED):
+        return "a folder of save_to_disk: write its rows with datasets' to_parquet(FILE), and name that file"
+    there = (path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern)))
+    files = [str(path) for path in there if kind_of(path.name) in KINDS and path.is_file()]
+    hint = f"name a file in it, such as {', '.join(files[:3])}" if files else "name a file"
+    return f"not a regular file, but a folder: {hint}"
 
 
 def read_parquet(name: str, content: bytes) -> list[bytes]:
     """The rows as lines of JSON."""
-    parquet = import_arrow(name, "parquet").parquet
+    try:
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise ValueError(f"--input {name}: parquet needs pyarrow (pip install pyarrow)") from None
     with telling(f"--input {name} can't be read as parquet", ValueError):
         rows = parquet.read_table(io.BytesIO(content)).to_pylist()
     return as_lines(name, rows)

@@ -177,19 +177,9 @@ def test_parquet_that_cannot_be_read(batched_stage, tmp_path, monkeypatch):
     assert "parquet needs pyarrow" in stderr
 
 
-def save_to_disk(folder, tables):
-    """A folder as `datasets` writes it: Arrow streams, and a file that lists them."""
-    folder.mkdir(parents=True)
-    names = [f"data-{i:05}-of-{len(tables):05}.arrow" for i in range(len(tables))]
-    for name, table in zip(names, tables, strict=True):
-        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-            writer.write_table(table)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
-
-
 def test_rows_as_people_have_them(batched_stage, tmp_path):
-    """Parquet, an array of JSON, a folder of save_to_disk: the same rows, though one lacks what another has, and all of
-    their columns in the output, those that are null or bytes, and those whose names are the result's."""
+    """Parquet and an array of JSON: the same rows, though one lacks what another has, and all of their columns in the
+    output, those that are null or bytes, and those whose names are the result's."""
     rows = [
         {"text": "A fox", "uid": "a", "id": 7, "image": b"\x00\xff", "price": decimal.Decimal("1.50"), "ratio": 1.5},
         {"text": "One day", "uid": "b", "id": 8, "image": None, "price": None, "ratio": math.nan},
@@ -201,7 +191,6 @@ def test_rows_as_people_have_them(batched_stage, tmp_path):
     schema = pa.schema([*[*pa.Table.from_pylist(rows).schema][:-1], pa.field("note", pa.string())])
     table = pa.Table.from_pylist(rows, schema=schema)
     pq.write_table(table, tmp_path / "in.parquet")
-    save_to_disk(tmp_path / "folder", [table.slice(0, 2), table.slice(2)])
     texts = {None: None, b"\x00\xff": "AP8=", b"": ""}
     plain = [
         {**row, "image": texts[row["image"]], "price": row["price"] and str(row["price"]), "day": f"2026-01-0{day}",
@@ -210,12 +199,12 @@ def test_rows_as_people_have_them(batched_stage, tmp_path):
     ]  # fmt: skip
     (tmp_path / "in.json").write_text(json.dumps(plain, indent=1))
     outputs = []
-    for name in ("in.parquet", "folder", "in.json"):
+    for name in ("in.parquet", "in.json"):
         command = ["--input", tmp_path / name, "--output", tmp_path / f"{name}.out", "--prompt-column", "text"]
         status, _, stderr = batched_stage.main(*command, "--id-column", "uid", "--temperature", 0, *QUICK)
         assert status == 0, stderr
         outputs.append(by_id(read_results(tmp_path / f"{name}.out")))
-    assert outputs[0] == outputs[1] == outputs[2]
+    assert outputs[0] == outputs[1]
     for row in plain:
         result = next(result for result in outputs[0] if result["id"] == row["uid"])
         carried = {"input_text": row["text"], "input_id": row["id"], "uid": row["uid"], "image": row["image"]}
@@ -236,8 +225,10 @@ def test_columns_that_are_not_there(batched_stage, tmp_path):
     (tmp_path / "repository/data").mkdir(parents=True)
     for name in ("README.md", "data/train.parquet"):
         (tmp_path / "repository" / name).touch()
-    save_to_disk(tmp_path / "splits" / "train", [pa.table({"prompt": ["a"]})])
-    (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    for name, file in (("saved", "state.json"), ("splits", "dataset_dict.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("{}")
+    saved = "is a folder of save_to_disk: write its rows with datasets' to_parquet(FILE), and name that file\n"
     for name, flags, says in (
         (
             "in.jsonl",
@@ -248,7 +239,8 @@ def test_columns_that_are_not_there(batched_stage, tmp_path):
         ("in.jsonl", ["--id-column", "uid"], "has no column 'uid'"),
         ("plain", [], "is not a regular file, but a folder: name a file\n"),
         ("repository", [], f"but a folder: name a file in it, such as {tmp_path / 'repository/data/train.parquet'}\n"),
-        ("splits", [], "has several splits: name one of its folders (train)"),
+        ("saved", [], saved),
+        ("splits", [], saved),
     ):
         output = tmp_path / "out.jsonl"
         command = ["--input", tmp_path / name, "--output", output, "--model", "nonesuch", *flags]
