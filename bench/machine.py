@@ -13,15 +13,13 @@ CPU = torch.device("cpu")
 
 
 def cpu_name() -> str:
-    """The processor's name, as far as the system tells, and whether it has no more than AVX2, or is held to that (see
-    bench/avx2_only.py): several processors of a family share a name."""
+    """The processor's name, as far as the system tells, and whether it has no more than AVX2: several processors of a
+    family share a name."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
     name = names[0] if names else platform.processor() or platform.machine()
-    if torch.backends.cpu.get_cpu_capability() != "AVX2":
-        return name
-    return f"{name} held to AVX2" if " avx512f " in text else f"{name} with AVX2"
+    return f"{name} with AVX2" if torch.backends.cpu.get_cpu_capability() == "AVX2" else name
 
 
 def describe(device: torch.device) -> dict:

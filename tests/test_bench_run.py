@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import run, scaleout
+from bench import run
 from tests.adapter import ROOT
 
 
@@ -105,27 +105,6 @@ def test_where_nothing_was_measured_no_file_is_left(tmp_path, capsys):
         assert "there is no such engine" in capsys.readouterr().err
     assert not new.exists()
     assert old.read_text() == "kept"
-
-
-def timed(code, output):
-    """`timed` on a program that writes lines to a file, and should write five."""
-    code = f"import sys, time\nwrite = open(sys.argv[1], 'wb', buffering=0).write\n{code}"
-    return scaleout.timed([sys.executable, "-c", code, str(output)], output, 5)
-
-
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [("", "ended with 0 and 0 lines"), ("write(b'a\\n' * 5)", "all 5 lines came at once"), ("1 / 0", "ended with 1")],
-)
-def test_lines_that_can_not_be_timed(tmp_path, code, says):
-    with pytest.raises(run.Failure, match=says):
-        timed(code, tmp_path / "out")
-
-
-def test_the_last_lines_count(tmp_path):
-    """Also lines that come after the file was last read and before the process ended."""
-    found = timed("write(b'a\\n'); time.sleep(0.3); write(b'a\\n' * 4)", tmp_path / "out")
-    assert found["rows_per_second"] > 0
 
 
 def test_nothing_but_the_standard_library_is_imported():

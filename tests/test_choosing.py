@@ -1,12 +1,11 @@
-"""Chapters 2 and 3, NEXT.md: batches without a cache, the roofline, what a sampler chooses from, a Llama's lines."""
+"""Chapter 3, NEXT.md: the roofline, what a sampler chooses from, a Llama's lines."""
 
-import math
 import re
 
 import pytest
 import torch
 
-from bench import batch, roofline, sampling
+from bench import roofline, sampling
 from tests.adapter import ROOT
 
 
@@ -34,19 +33,6 @@ def test_a_moment_of_the_bundled_model():
     assert sorted(open_["by temperature"].values()) == list(open_["by temperature"].values())
 
 
-def test_the_table_of_batches():
-    passes = {f"{rows} rows": {str(n): [0.01 * k] for n in batch.LENGTHS} for k, rows in ((1, 1), (2, batch.ROWS))}
-    own = {**passes, "stage 1": [2.0], "stage 2": [1.0]}
-    machine = {"device": "A", "threads": 1, "cores": 2, "torch": "2"}
-    limits = {"bandwidth": 20e9, "matmul_rate": 100e9}  # 10 tokens: 5 billion weights a second, 50 billion products
-    text = batch.table({"rounds": {"gpt2": own}, "machine": machine, "command": "x"} | limits)
-    assert "| 1 | 8.0 × | 10.0 | 20.0 | 4.0 × |" in text  # one row and eight are left of the bend
-    assert "| 4 | 2.5 × | 10.0 | 20.0 | 4.0 × |" in text  # 4 tokens take as long as 10, 32 as long as 32
-    assert "| 16 | 1.0 × | 10.0 | 20.0 | 4.0 × |" in text
-    assert "so the bend is at 10 tokens" in text
-    assert "gpt2 160 tok/s in stage 1 and 320 in stage 2 (2.00 ×)" in text
-
-
 def test_the_roofline_names_the_limit_of_each_batch(monkeypatch, capsys):
     """With a balance of 5: one row does half an operation for each byte, and 64 do dozens."""
     monkeypatch.setattr(roofline, "BATCHES", (1, 64))
@@ -58,12 +44,6 @@ def test_the_roofline_names_the_limit_of_each_batch(monkeypatch, capsys):
     one, many = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
     assert (one[0], one[1], one[2], one[5:]) == ("1", "0.5", "memory", ["500", "(250", "to", "1000)"])
     assert (many[0], many[2], many[5:]) == ("64", "arithmetic", ["500", "(250", "to", "1000)"])
-
-
-def test_a_forward_pass_of_the_batch_is_timed():
-    llm = batch.stage02_static_batch.LLM("tinytales", dtype="float32", device="cpu")
-    seconds = batch.forward_seconds(llm, 2, 3)
-    assert 0 < seconds < math.inf
 
 
 def test_the_lines_that_a_llama_changes_are_in_the_model():

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import moving, plots, report, workloads
+from bench import plots, report, workloads
 from tests.adapter import ROOT, STAGES
 
 
@@ -165,42 +165,3 @@ def test_pictures_of_results_are_drawn_from_them(name):
     assert "<image" not in drawn
     pages = [*ROOT.glob("stage*/*.md"), *ROOT.glob("stagewise/*/*.md")]
     assert any(f"bench/results/{name}.svg" in page.read_text(encoding="utf-8") for page in pages)
-
-
-# --- The moving picture of a replay -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scheme", moving.COLORS)
-def test_the_moving_picture_is_of_the_committed_replay(scheme):
-    path = moving.PAGE.with_suffix(f".{scheme}.svg")
-    picture = path.read_text(encoding="utf-8")
-    assert picture == moving.svg(moving.read_traces(), scheme), "python -m bench.moving"
-    ElementTree.fromstring(picture)
-    assert "<script" not in picture
-    assert re.findall(r"http\S+", picture) == ['http://www.w3.org/2000/svg"']
-    assert path.stat().st_size < 20_000
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_moving_picture_shows_every_row_of_every_step(number):
-    steps = moving.read_traces()[number]
-    letters = moving.names(steps)
-    assert sorted(letters.values()) == list("ABCDEFGH")
-    shown = [(slot, i, phase, letter) for slot, a, b, phase, letter in moving.bars(steps) for i in range(a, b)]
-    expected = [
-        (row["slot"], i, row["phase"] if row["num_tokens"] else "carried", letters[row["request_id"]])
-        for i, step in enumerate(steps)
-        for row in step["rows"]
-    ]
-    assert sorted(shown) == sorted(expected)
-
-
-def test_the_verdict_of_the_moving_picture():
-    static, continuous = traces = moving.read_traces()
-    assert moving.counts(static)["tokens"] == moving.counts(continuous)["tokens"]
-    assert moving.counts(continuous)["carried"] == 0
-    picture = moving.svg(traces, "light")
-    verdict = re.search(r'<text class="verdict".*?>(.*?)</text>', picture)[1]
-    assert verdict == "The same 8 requests, 163 tokens computed: 76 steps or 37."
-    assert f"<title>{verdict}</title>" in picture
-    assert moving.svg([static[:50], continuous], "light") != picture
