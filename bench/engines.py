@@ -5,9 +5,7 @@
 `bench/throughput.py` calls it with the Python of the engine's environment. A peer's (see `bench/peers.py`) has none of
 this project's packages, so nothing is imported before it is known which engine it is.
 
-Measured code runs in a `with measured(job)` block. There, and only there, other processes use the machine too
-(`--company`), and the time is limited (`--limit`). A process ends with the one that started it, however that one ended:
-the engine with the benchmark, and its company with the engine.
+A process ends with the one that started it, however that one ended.
 """
 
 import json
@@ -17,7 +15,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from bench.conditions import end_with_parent, measured, peak_memory
+from bench.conditions import end_with_parent, peak_memory
 
 Times = list[list[float]]  # for each request, when each of its tokens came, in seconds from the start
 
@@ -66,8 +64,7 @@ def run_engine(job: dict, stage, llm, records: list) -> dict:
     if stats is not None:
         llm.stats = type(stats)()
     records.clear()
-    with measured(job):
-        tokens, times, seconds = at_once(llm, prompts, params)
+    tokens, times, seconds = at_once(llm, prompts, params)
     count = lambda name: getattr(llm.stats, name, None) if stats is not None else None  # noqa: E731
     rows = [sum(row.num_tokens > 0 for row in step.rows) for step in records]
     computed, padding, reserved = map(count, ("num_tokens_computed", "num_padding_tokens", "kv_tokens_reserved"))

@@ -1,6 +1,6 @@
 """Other engines that complete the same requests: what they are, the environments they need, and how each is run.
 
-    python -m bench.peers hf vllm openvino llama-cpp ctranslate2      # makes .peers/hf …; some minutes, up to 4 GB each
+    python -m bench.peers hf vllm openvino llama-cpp      # makes .peers/hf …; some minutes, up to 4 GB each
 
 Each peer has its own environment, because they need conflicting versions of torch and transformers. llama.cpp is
 compiled, which takes a C++ compiler. Then
@@ -11,8 +11,8 @@ as torch has here. Defaults that would lose precision are turned off: OpenVINO w
 round the activations of linear layers to 8 bits. What makes them faster at the same precision stays on, such as prefix
 caching.
 
-`llama-cpp-q8`, `openvino-int8` and `ctranslate2-int8` have 8-bit weights, and their defaults for everything else:
-OpenVINO then does both of the above; llama.cpp rounds activations to 8 bits and keeps keys and values in 16.
+`llama-cpp-q8` and `openvino-int8` have 8-bit weights, and their defaults for everything else: OpenVINO then does both
+of the above; llama.cpp rounds activations to 8 bits and keeps keys and values in 16.
 """
 
 # pyright: reportMissingImports=false
@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.conditions import measured, peak_memory
+from bench.conditions import peak_memory
 
 ROOT = Path(__file__).parent.parent
 TORCH = "torch>=2.8,<2.14"
@@ -351,60 +351,6 @@ def write_gguf(checkpoint: Path, dtype: str, folder: Path) -> Path:
     return path
 
 
-def open_ctranslate2(job: dict, weights: str | None) -> tuple[Any, list[str]]:
-    """(CTranslate2's generator, its tokens as strings). The model is converted once per run of the benchmark. With int8
-    weights, the rest is computed in float32 if it has no bfloat16, as on most CPUs. Raises ValueError if it can't
-    compute in the wanted type."""
-    import ctranslate2
-
-    known, kind = ctranslate2.get_supported_compute_types("cpu"), job["dtype"]
-    if weights:
-        kind = f"{weights}_{kind}" if f"{weights}_{kind}" in known else f"{weights}_float32"
-    if kind not in known:  # it would silently use another one
-        raise ValueError(f"CTranslate2 has no {kind} on this CPU, only {', '.join(sorted(known))}")
-    converted = Path(job["folder"]) / "ctranslate2"
-    if not (converted / "model.bin").exists():
-        ctranslate2.converters.TransformersConverter(job["model"]).convert(str(converted), force=True)
-    generator = ctranslate2.Generator(
-        str(converted), device="cpu", compute_type=kind, inter_threads=1, intra_threads=job["threads"]
-    )
-    return generator, json.loads((converted / "vocabulary.json").read_text(encoding="utf-8"))
-
-
-def start_ctranslate2(job: dict, weights: str | None = None) -> Iterator[Complete]:
-    """CTranslate2: static batches, sorted by length, each until its longest output is done. It can't go on after an end
-    token, so end tokens are forbidden. Its int8 is the same as stage 8's: a scale per output channel and per token."""
-    generator, texts = open_ctranslate2(job, weights)
-    sampling = job["sampling"]
-    how: dict[str, Any] = {}
-    if sampling["temperature"] > 0:  # it takes no seed per request
-        how = {"sampling_temperature": sampling["temperature"], "sampling_topk": sampling.get("top_k", 0)}
-        how |= {"sampling_topp": sampling.get("top_p", 1), "repetition_penalty": sampling.get("repetition_penalty", 1)}
-
-    def complete(requests: list) -> Made:
-        tokens, times, started = [[] for _ in requests], [[] for _ in requests], time.perf_counter()
-        for rows in by_length(requests, job):
-            longest = max(requests[i][1] for i in rows)
-
-            def came(step: Any, rows: list[int] = rows) -> bool:
-                times[rows[step.batch_id]].append(time.perf_counter() - started)
-                return False
-
-            results = generator.generate_batch(
-                [[texts[token] for token in requests[i][0]] for i in rows],
-                min_length=longest,
-                max_length=longest,
-                include_prompt_in_result=False,
-                **how,
-                callback=came,
-            )
-            for i, result in zip(rows, results, strict=True):
-                tokens[i], times[i] = result.sequences_ids[0][: requests[i][1]], times[i][: requests[i][1]]
-        return tokens, times
-
-    yield complete
-
-
 @dataclass(frozen=True)
 class Peer:
     """Another engine: its environment, the packages to install there and to remove again, and how it runs a job."""
@@ -426,10 +372,9 @@ class Peer:
         """Run a job: what bench/engines.py records of a peer."""
         with contextlib.contextmanager(self.start)(job) as complete:
             complete([(prompt, 2) for prompt in job["warm_up"]])
-            with measured(job):
-                started = time.perf_counter()
-                tokens, times = complete(job["requests"])
-                seconds = time.perf_counter() - started
+            started = time.perf_counter()
+            tokens, times = complete(job["requests"])
+            seconds = time.perf_counter() - started
         versions = {name: importlib.metadata.version(name) for name in self.reported}
         told = {"peak_bytes": peak_memory(job["device"].startswith("cuda")), "versions": versions, "int8": self.int8}
         return {"token_ids": tokens, "times": times, "seconds": seconds, **told}
@@ -450,16 +395,12 @@ PEERS = {
     "llama-cpp": Peer(
         "llama-cpp", ("llama-cpp-python", "gguf", "safetensors"), start_llama_cpp, ("llama-cpp-python", "gguf")
     ),
-    "ctranslate2": Peer(
-        "ctranslate2", (TORCH, "ctranslate2", "transformers>=4.57,<6"), start_ctranslate2, ("ctranslate2",)
-    ),
 }
 PEERS |= {
     name: replace(PEERS[of], start=functools.partial(start, weights=weights), int8=True)
     for name, of, start, weights in (
         ("openvino-int8", "openvino", start_openvino, "int8"),
         ("llama-cpp-q8", "llama-cpp", start_llama_cpp, "q8_0"),
-        ("ctranslate2-int8", "ctranslate2", start_ctranslate2, "int8"),
     )
 }
 

@@ -1,46 +1,31 @@
 """What int8 costs: how far an engine's predictions are from those of the same engine in float32.
 
-    python -m bench.peers openvino llama-cpp ctranslate2
-    python -m bench.quality --peers openvino llama-cpp ctranslate2 --json bench/results/quality.json
+    python -m bench.quality --json bench/results/quality.json
 
-Held-out tales go through each engine, and the logits of every position are compared with float32's: the bits per byte
-of text, how often the most likely token is the same, and the Kullback-Leibler divergence. Stages also write tales,
-which are checked as for the model's card. And all engines continue openings greedily, until they first differ from
-float32.
-
-The stages' logits are the ones computed for `prompt_logprobs`. llama.cpp and CTranslate2 score a tale in
-one batch. OpenVINO scores it token by token, because it reads its 8-bit cache only in steps after the first. A peer's
-reference is the same peer in float32. llama.cpp's Q8_0 needs rows of a multiple of 32 numbers, and tinytales' have 120,
-so llama.cpp gets a model with each feature four times, which computes the same function (see `repeated`).
+Held-out tales go through stage 8, and the logits of every position are compared with float32's: the bits per byte of
+text, how often the most likely token is the same, and the Kullback-Leibler divergence. The logits are the ones computed
+for `prompt_logprobs`. The stage also writes tales, which are checked as for the model's card, and continues openings
+greedily, until it first differs from float32.
 
 A second table takes int8 apart, in torch, with stage 1's modules: there, numbers are rounded and multiplied as floats.
 
 Results are written to the file after each part, so that a later failure does not lose them.
 """
 
-# pyright: reportMissingImports=false
-# (Each peer has its own environment, without this project's packages.)
-
 import argparse
-import json
 import math
-import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.run import Failure, command, grid, script
+from bench.run import command, grid, script
 
 ROOT = Path(__file__).parent.parent
 TALES, SIMULATED, GREEDY, SAMPLES = 100, 50, 128, 200
-COPIES = 4  # of each feature, for llama.cpp
 
 Logits = Callable[[list[int]], np.ndarray]  # token ids [n] -> logits of the token after each, [n, vocab_size] float32
 
@@ -132,132 +117,6 @@ def stage_logits(**options: Any) -> Logits:
         return np.concatenate(kept)
 
     return logits_of
-
-
-def llama_cpp_logits(job: dict, weights: str | None) -> Logits:
-    from llama_cpp import llama_cpp as llama
-
-    from bench.peers import open_llama_cpp
-
-    context, vocab_size = open_llama_cpp(job, weights, 1, 1024, 1024)
-    memory, batch = llama.llama_get_memory(context), llama.llama_batch_init(1024, 0, 1)
-
-    def logits_of(ids: list[int]) -> np.ndarray:
-        llama.llama_memory_clear(memory, False)
-        batch.n_tokens = len(ids)
-        for i, token in enumerate(ids):
-            batch.token[i], batch.pos[i], batch.logits[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, i, 1, 1, 0
-        if code := llama.llama_decode(context, batch):
-            raise RuntimeError(f"llama_decode says {code}")
-        return np.ctypeslib.as_array(llama.llama_get_logits(context), (len(ids), vocab_size))
-
-    return logits_of
-
-
-def openvino_logits(job: dict, weights: str | None) -> Logits:
-    import openvino
-
-    from bench.peers import export_openvino, openvino_properties
-
-    weights = weights or "fp32"
-    exported = export_openvino(job, weights)
-    properties = openvino_properties(job["dtype"], weights)
-    compiled = openvino.Core().compile_model(exported / "openvino_model.xml", "CPU", properties)
-    wanted = {name for port in compiled.inputs for name in port.names}
-    request = compiled.create_infer_request()
-
-    def logits_of(ids: list[int]) -> np.ndarray:
-        request.reset_state()
-        rows = []
-        for i, token in enumerate(ids):
-            inputs = {
-                "input_ids": np.array([[token]]),
-                "attention_mask": np.ones((1, i + 1), dtype=np.int64),
-                "position_ids": np.array([[i]]),
-                "beam_idx": np.array([0], dtype=np.int32),
-            }
-            request.infer({name: value for name, value in inputs.items() if name in wanted})
-            rows.append(request.get_tensor("logits").data[0, 0].copy())
-        return np.stack(rows)
-
-    return logits_of
-
-
-def ctranslate2_logits(job: dict, weights: str | None) -> Logits:
-    from bench.peers import open_ctranslate2
-
-    generator, texts = open_ctranslate2(job, weights)
-    return lambda ids: np.array(generator.forward_batch([[texts[token] for token in ids]]))[0]
-
-
-# For each peer: the function that gives its logits, the name of its int8 variant in bench/peers.py, its own name for
-# int8 weights, and the types that its other numbers can have.
-PEER_LOGITS = {
-    "llama-cpp": (llama_cpp_logits, "llama-cpp-q8", "q8_0", ("float32",)),
-    "openvino": (openvino_logits, "openvino-int8", "int8", ("float32", "bfloat16")),
-    "ctranslate2": (ctranslate2_logits, "ctranslate2-int8", "int8", ("float32",)),
-}
-
-
-def run_peer(name: str, job: dict) -> dict:
-    """`compare` a peer's int8 with its float32. Runs in the peer's environment."""
-    logits, int8, weights, dtypes = PEER_LOGITS[name]
-    engines = {f"{name} float32": logits({**job, "dtype": "float32"}, None)}
-    engines |= {f"{int8} {dtype}": logits({**job, "dtype": dtype}, weights) for dtype in dtypes}
-    return compare(engines, job["tales"])
-
-
-# --- Models for the peers ---------------------------------------------------------------------------------------------
-
-
-def repeated(tensors: dict[str, Any], n_head: int, copies: int) -> dict[str, Any]:
-    """The weights of a model whose features and heads are repeated. It computes the same function, because means and
-    variances, and so the norms, stay the same, and weights that sum over features are divided by `copies`, a power of
-    two. It works as in bench/wide.py, but the 24 features of a head stay next to their copies. So each group of 32 has
-    the same largest number as these 24, all copies are rounded alike, and rounding costs what it would with groups of
-    24."""
-    import torch
-
-    size = tensors["transformer.wte.weight"].shape[1] if "transformer.wte.weight" in tensors else None
-    size = size or tensors["wte.weight"].shape[1]
-    which = torch.arange(size).view(n_head, -1).repeat_interleave(copies, 0).flatten()
-
-    def repeat(name: str, x: Any) -> Any:
-        if "mlp.c_fc" in name:  # [in, out], like all matrices
-            return x[which] / copies if x.dim() == 2 else x
-        if "mlp.c_proj" in name:
-            return x[..., which]
-        if "attn.c_attn" in name:
-            x = torch.cat([part[..., which] for part in x.chunk(3, dim=-1)], dim=-1)
-            return x[which] / copies if x.dim() == 2 else x
-        if "attn.c_proj.weight" in name:
-            return x[which][:, which] / copies
-        return x[..., which] / (copies if "ln_f" in name else 1)
-
-    return {name: repeat(name, x.float()).contiguous() for name, x in tensors.items()}
-
-
-def write_checkpoint(directory: Path, copies: int) -> Path:
-    """Write tinytales in float32, with each feature `copies` times."""
-    from safetensors.torch import load_file, save_file
-
-    from stagewise.layout import write_config
-    from tools.engines import TINYTALES
-
-    directory.mkdir()
-    config = json.loads((TINYTALES / "config.json").read_text(encoding="utf-8"))
-    n_embd, n_head = config["n_embd"], config["n_head"]
-    save_file(
-        repeated(load_file(TINYTALES / "model.safetensors"), n_head, copies),
-        directory / "model.safetensors",
-        {"format": "pt"},
-    )
-    config |= {"n_embd": copies * n_embd, "n_head": copies * n_head, "n_inner": config.get("n_inner") or 4 * n_embd}
-    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
-    for name in ("merges.txt", "vocab.json", "generation_config.json"):
-        shutil.copy(TINYTALES / name, directory)
-    write_config(directory, {**config, "dtype": "float32"})
-    return directory
 
 
 # --- Int8 taken apart -------------------------------------------------------------------------------------------------
@@ -400,17 +259,14 @@ def kept_casts(options: dict, count: int) -> int:
     return sum(not slips(prompt + o.outputs[0].text, prompt) for prompt, o in zip(prompts, outputs, strict=True))
 
 
-def greedy(engine: str, job: dict, folder: Path, **options: Any) -> list[list[int]]:
-    """How an engine of bench/engines.py continues the job's openings."""
-    from bench.throughput import run_in_fresh_process
-    from bench.workloads import SAMPLING
+def greedy(options: dict, openings: list[list[int]]) -> list[list[int]]:
+    """How stage 8 continues the openings."""
+    from tools.engines import Stage
 
-    nothing = dict.fromkeys(("company", "limit"))
-    told = {"engine": engine, "device": "cpu", "load_format": "auto", "warm_up": [[1, 2]], "own": {}, **nothing}
-    told |= {"sampling": SAMPLING["greedy"]}
-    own = {**job, **told, "requests": [(ids, GREEDY) for ids in job["openings"]]}
-    own["options"] = {"max_num_seqs": 16, **options}
-    return run_in_fresh_process(own, folder)["token_ids"]
+    stage = Stage(8)
+    llm = stage.LLM(device="cpu", max_num_seqs=16, **options)
+    outputs = llm.generate(openings, stage.SamplingParams(temperature=0, max_tokens=GREEDY, ignore_eos=True))
+    return [output.outputs[0].token_ids for output in outputs]
 
 
 def compared_rows(compared: dict[str, dict], sizes: list[int]) -> list[dict]:
@@ -419,40 +275,15 @@ def compared_rows(compared: dict[str, dict], sizes: list[int]) -> list[dict]:
     return [{"engine": name, "of": of, **own, **per_byte(own, exact, sizes)} for name, own in compared.items()]
 
 
-def stage_part(job: dict, sizes: list[int], folder: Path, samples: int) -> Iterator[dict]:
+def stage_part(tales: list[list[int]], openings: list[list[int]], sizes: list[int], samples: int) -> Iterator[dict]:
     """The rows of the stages: all of them as soon as their logits are compared, then each again, complete."""
-    from tools.engines import Stage
-
-    compared = compare({name: stage_logits(**options) for name, options in STAGE_ROWS.items()}, job["tales"])
+    compared = compare({name: stage_logits(**options) for name, options in STAGE_ROWS.items()}, tales)
     yield from (rows := compared_rows(compared, sizes))
     first = None
     for row, options in zip(rows, STAGE_ROWS.values(), strict=True):
-        tokens = greedy(str(Stage(8)), {**job, "dtype": options["dtype"]}, folder, weights=options["weights"])
+        tokens = greedy(options, openings)
         first = first or tokens
         yield {**row, **divergence(tokens, first), "kept": kept_casts(options, samples), "samples": samples}
-
-
-def peer_part(name: str, job: dict, sizes: list[int], folder: Path) -> Iterator[dict]:
-    """The rows of a peer, in the same way. Raises Failure with its last line of output."""
-    from bench.peers import PEERS
-
-    python = PEERS[name].python
-    if not python.exists():
-        raise Failure(f"not installed; python -m bench.peers {name} installs it")
-    job = {**job, "folder": str(folder), "result": str(folder / "compared.json")}
-    (folder / "quality.json").write_text(json.dumps(job))
-    command = [str(python), "-m", "bench.quality", "--run", name, str(folder / "quality.json")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        words = [line for line in done.stderr.splitlines() if line.strip()]
-        raise Failure(words[-1][:300] if words else f"it ended with status {done.returncode}")
-    yield from (rows := compared_rows(json.loads(Path(job["result"]).read_text()), sizes))
-    first = None
-    for row in rows:
-        engine, _, dtype = row["engine"].rpartition(" ")
-        tokens = greedy(engine, {**job, "dtype": dtype}, folder)
-        first = first or tokens
-        yield {**row, **divergence(tokens, first)}
 
 
 def ablation_part(tales: list[list[int]], sizes: list[int]) -> tuple[list[dict], list[dict]]:
@@ -493,18 +324,13 @@ def engines_table(result: dict) -> str:
         many = "all" if row.get("greedy_median", 0) is None else f"{row.get('greedy_median', 0):.0f}"
         cells.append(many if "greedy_median" in row and row["engine"] != row["of"] else "")
         rows.append([*cells, f"{row['kept']} of {row['samples']}" if "kept" in row else ""])
-    versions = "".join(f", {name} {version}" for name, version in result.get("versions", {}).items())
-    missing = "".join(f" Missing: {name} ({why})." for name, why in result.get("missing", {}).items())
-    machine, names = result["machine"], " ".join(row["engine"] for row in result["rows"])
-    notes = ""
-    if "openvino-int8" in names:
-        notes += "OpenVINO keeps keys and values in 8 bits, too. "
+    machine = result["machine"]
     return grid(titles, rows) + (
         f"\n\n{result['tales']} held-out tales, {result['positions']:,} tokens; ± is the standard error over tales. "
         f"Greedy: the median of {result['openings']} openings that the training's grammar can't write, {GREEDY} tokens "
         'each; "all" if more than half never differ. All figures are for tinytales, a small model of simple '
         "language; no other trained model comes with the project. "
-        f"{notes}{machine['device']}, torch {machine['torch']}{versions}.{missing} `{command(result)}`"
+        f"{machine['device']}, torch {machine['torch']}. `{command(result)}`"
     )
 
 
@@ -588,61 +414,11 @@ def draw_histogram() -> Any:
     return draw()
 
 
-def draw_speeds(result: dict, *speeds: dict) -> Any:
-    """What each engine costs in bits per byte, with the standard error, against its tokens per second."""
-    from bench.plots import BLUE, GREEN, INK, ORANGE, PURPLE, SMALL, Picture, large
-
-    colors = {"stage": BLUE, "llama-cpp": ORANGE, "openvino": GREEN, "ctranslate2": PURPLE}
-    markers = {"float32": "o", "bfloat16": "s"}
-    costs = {row["engine"]: row for row in result["rows"]}
-    points = []  # (engine, dtype, whether it is in int8, tokens per second, its costs)
-    for speed in speeds:
-        for row in speed["summary"]:
-            engine, dtype, int8 = row["engine"], speed["dtype"], bool(row.get("int8"))
-            name = f"stage {int(engine[5:7])}" if engine.startswith("stage") else engine
-            if name != engine:
-                engine = f"stage 8 {'int8' if int8 else 'as-is'}"  # stage 7 has the bits of as-is
-            own = costs.get(f"{engine} {dtype}") or costs.get(f"{engine} float32" if int8 else "")
-            if own:
-                points.append((name, dtype, int8, row["tokens_per_second"], own))
-
-    dtypes = sorted({dtype for _, dtype, *_ in points})
-
-    @large
-    def draw() -> Picture:
-        picture = Picture(figsize=(9, 5))
-        axes = picture.subplots()
-        for name, dtype, int8, speed, own in points:
-            color, marker = colors[next(start for start in colors if name.startswith(start))], markers[dtype]
-            face = color if int8 else "white"
-            axes.errorbar(speed, own["more"], own["more_error"], color=color, linewidth=1, capsize=2, zorder=1)
-            axes.scatter(speed, own["more"], marker=marker, facecolor=face, edgecolor=color, s=70, zorder=2)
-            label = name if len(dtypes) == 1 else f"{name}, {dtype}"
-            top = (speed, own["more"] + own["more_error"])
-            axes.annotate(label, top, (0, 7), textcoords="offset points", ha="center", fontsize=SMALL)
-        axes.axhline(0, color=INK, linewidth=0.8, zorder=0)
-        name, dtype, _, speed, own = max(points, key=lambda point: point[3])
-        whose = name[:1].upper() + name[1:]
-        axes.set_title(f"{whose} is the fastest, at {speed:.0f} tokens/s; it costs {own['more']:.5f} bits per byte")
-        what = ", ".join([f"workload {speeds[0]['workload']}", *dtypes]) + "; filled markers: int8 weights"
-        axes.set_xlabel(f"output tokens per second ({what})")
-        axes.set_ylabel("increase in bits per byte over float32\n(lower is better)")
-        axes.margins(y=0.15)
-        axes.set_xlim(left=0, right=1.12 * speed)
-        return picture
-
-    return draw()
-
-
 # --- The command ------------------------------------------------------------------------------------------------------
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict]:
     """The result, part by part."""
-    import torch
-
-    from bench.peers import PEERS
-
     sys.path.insert(0, str(ROOT / "models" / "training"))
     from train_tinytales import MODEL, Tokenizer, held_out_openings
 
@@ -652,66 +428,22 @@ def measure(args: argparse.Namespace) -> Iterator[dict]:
     simulated = min(args.simulated, len(tales))
     done: dict[str, dict] = {}  # the rows of engines
     result: dict[str, Any] = {"tales": len(tales), "positions": sum(len(ids) - 1 for ids in tales)}
-    result |= {"openings": len(openings), "simulated": simulated, "rows": [], "ablation": [], "missing": {}}
-    result["versions"] = {}
-
-    def simulate(folder: Path) -> Iterator[dict]:
-        rows, outliers = ablation_part(tales[:simulated], sizes[:simulated])
-        result.update(ablation=[without_tales(row) for row in rows], outliers=outliers)
-        yield from ()
-
-    with tempfile.TemporaryDirectory() as name:
-        job = {"tales": tales, "openings": openings, "threads": torch.get_num_threads()}
-        plain = write_checkpoint(Path(name) / "plain", 1)
-        parts = {"stages": lambda folder: stage_part({**job, "model": str(plain)}, sizes, folder, args.samples)}
-        parts["ablation"] = simulate
-        for peer in args.peers:
-            model = write_checkpoint(Path(name) / "repeated", COPIES) if peer == "llama-cpp" else plain
-            own = {**job, "model": str(model)}
-            parts[peer] = lambda folder, peer=peer, own=own: peer_part(peer, own, sizes, folder)
-        for part, run in parts.items():
-            print(f"quality: {part}", file=sys.stderr, flush=True)
-            folder = Path(name) / part
-            folder.mkdir()
-            try:
-                for row in run(folder):
-                    done[row["engine"]] = without_tales(row)
-                    result["rows"] = list(done.values())
-                    yield result
-                if part in PEERS:
-                    result["versions"] |= versions_of(PEERS[part].python, PEERS[part].reported)
-            except Exception as error:  # keep the other parts
-                traceback.print_exc()
-                result["missing"][part] = f"{type(error).__name__}: {error}"[:300]
-            yield result
-
-
-def versions_of(python: Path, packages: Sequence[str]) -> dict[str, str]:
-    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {list(packages)!r}}}))"
-    if not python.exists():
-        return {}
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
-    versions = json.loads(done.stdout) if done.returncode == 0 else {}
-    return {name: version for name, version in versions.items() if name != "torch"}
+    result |= {"openings": len(openings), "simulated": simulated, "rows": [], "ablation": []}
+    for row in stage_part(tales, openings, sizes, args.samples):
+        done[row["engine"]] = without_tales(row)
+        result["rows"] = list(done.values())
+        yield result
+    rows, outliers = ablation_part(tales[:simulated], sizes[:simulated])
+    yield result | {"ablation": [without_tales(row) for row in rows], "outliers": outliers}
 
 
 OPTIONS = {
-    "--peers": dict(nargs="*", choices=list(PEER_LOGITS), default=[], help="other engines in int8, and their float32"),
     "--tales": dict(type=int, default=TALES, metavar="N", help="held-out tales; default: %(default)s"),
     "--simulated": dict(type=int, default=SIMULATED, metavar="N", help="those of the simulation; default: %(default)s"),
     "--openings": dict(type=int, default=200, metavar="N", help="that are continued greedily; default: all 200"),
     "--samples": dict(type=int, default=SAMPLES, metavar="N", help="sampled tales; default: %(default)s"),
 }
-measure_all = script(measure, table, options=OPTIONS)
-
-
-def main(argv: list[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["--run"]:  # in a peer's environment
-        name, job = words[1], json.loads(Path(words[2]).read_text())
-        Path(job["result"]).write_text(json.dumps(run_peer(name, job)))
-        return 0
-    return measure_all(words)
+main = script(measure, table, options=OPTIONS)
 
 
 if __name__ == "__main__":

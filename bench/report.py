@@ -7,9 +7,8 @@ A README (or another page in the root, in a folder of the root, or in a package 
 tables that it wants in a comment, `<!-- throughput: bench/results/ladder.json speed work -->`. With a number behind
 them, such as `speed work 2`, they end with that stage. `--write` fills in everything between that line and
 `<!-- end -->`. It also redraws the pictures of results (PICTURES) and the race.
-`<!-- comparison: FILE FILE … -->` puts several results into one table, and `<!-- company: FILE -->` shows a result of
-`--company` with several values. Any other word, as in `<!-- linear: FILE -->`, names the module of this package that
-measured the result and whose `table` shows it.
+`<!-- comparison: FILE FILE … -->` puts several results into one table. Any other word, as in `<!-- linear: FILE -->`,
+names the module of this package that measured the result and whose `table` shows it.
 """
 
 import argparse
@@ -38,7 +37,6 @@ PICTURES = {
     "serving": "serving plot serving",
     "speculative": "speculative plot speculative-float32",
     "quality-histogram": "quality draw_histogram",
-    "quality-speed": "quality draw_speeds quality int8/single",
 }
 BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -47,21 +45,20 @@ def summarize(runs: list[dict], least_seconds: float, int8_least_seconds: float 
     """`runs`, with the latencies computed from the tokens' times, and `summary`, each engine's medians.
 
     A stage's ratio is to the stage before it; a peer's is to the last stage. `ratio_rounds` is the same by round.
-    With several companies an engine has a row for each of them, and ratios are to engines under the same load. For int8
-    weights there is a separate limit.
+    For int8 weights there is a separate limit.
     """
     runs = [digest(run) for run in runs]
     summary = []
-    for engine, company in dict.fromkeys((run["engine"], run.get("company")) for run in runs):
-        own = [run for run in runs if (run["engine"], run.get("company")) == (engine, company)]
-        row = {"engine": engine} | ({} if company is None else {"company": company})
+    for engine in dict.fromkeys(run["engine"] for run in runs):
+        own = [run for run in runs if run["engine"] == engine]
+        row = {"engine": engine}
         for name, value in own[0].items():
             if value is None or isinstance(value, int | float):
                 row[name] = None if value is None else statistics.median(run[name] for run in own)
-        stages = [other for other in summary if other["engine"].startswith("stage") and other.get("company") == company]
+        stages = [other for other in summary if other["engine"].startswith("stage")]
         row["ratio"] = row["tokens_per_second"] / stages[-1]["tokens_per_second"] if stages else None
         row["ratio_to"] = stages[-1]["engine"] if stages else None
-        before = [run for run in runs if (run["engine"], run.get("company")) == (row["ratio_to"], company)]
+        before = [run for run in runs if run["engine"] == row["ratio_to"]]
         row["ratio_rounds"] = round_ratios(own, before)
         least = int8_least_seconds if row.get("int8") else least_seconds
         row["limit_share"] = least / row["seconds"] if least else None
@@ -186,10 +183,6 @@ def table(result: dict, name: str) -> str:
         for title, column in TABLES[name].items()
         if title in ("engine", "tok/s") or any(column(row) is not None for row in result["summary"])
     }
-    for one in result.get("over", ()) if name == "speed" else ():
-        for title, values in cells.items():
-            own = {"engine": f"`{one['engine']}`", "tok/s": f"over {result['limit']:g} s"}
-            values.append(own.get(title))
     for title in ("requests with the same ids", "tokens before the first difference"):
         if all(value == "100%" for value in cells.get(title, ())):
             cells.pop(title, None)
@@ -204,7 +197,6 @@ def caption(result: dict) -> str:
     sentences = [
         f"Workload {result['workload']}: {what}, at most {result['max_num_seqs']} at once",
         f", {result['kv_cache_bytes'] / 1e6:.0f} MB of KV cache" if result.get("kv_cache_bytes") else "",
-        f", {with_company(result['company'])}" if isinstance(result.get("company"), str) else "",
         f", {sampled(result)}" if "sampling" in result else "",
         f"; {result['model']}{' with random weights' if result['load_format'] == 'dummy' else ''}, {result['dtype']}; ",
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ",
@@ -227,10 +219,10 @@ def caption(result: dict) -> str:
 
 
 def seconds_of(result: dict) -> list[list[float]]:
-    """The seconds of the runs, a list for each engine under each background load."""
-    seconds: dict[tuple, list[float]] = {}
+    """The seconds of the runs, a list for each engine."""
+    seconds: dict[str, list[float]] = {}
     for run in result["runs"]:
-        seconds.setdefault((run["engine"], run.get("company")), []).append(run["seconds"])
+        seconds.setdefault(run["engine"], []).append(run["seconds"])
     return list(seconds.values())
 
 
@@ -246,10 +238,6 @@ def sampled(result: dict) -> str:
 
 def tables(result: dict, names: tuple[str, ...] = ("speed", "work")) -> str:
     """The tables, one after another, and a caption."""
-    if isinstance(result.get("company"), list):
-        return company_table(result)
-    if not result["summary"]:  # nothing finished within --limit
-        names = ("speed",)
     return "\n\n".join([*(table(result, name) for name in names), caption(result)])
 
 
@@ -259,37 +247,6 @@ def up_to(result: dict, stage: int | None = None) -> dict:
         return result
     after = f"stage{stage + 1:02}"
     return result | {name: [row for row in result[name] if row["engine"] < after] for name in ("summary", "runs")}
-
-
-def with_company(company: str) -> str:
-    """The company of a run, in words."""
-    if company in ("0", "torch"):
-        return {"0": "alone", "torch": "with a torch program"}[company]
-    return f"with {company} busy process{'es' if company != '1' else ''}"
-
-
-def company_table(result: dict) -> str:
-    """A row for each engine: its tok/s under each background load, and how many times slower that is than alone."""
-    rows = {(row["engine"], row["company"]): row for row in result["summary"]}
-    over = [(one["engine"], one["company"]) for one in result["over"]]
-    engines = dict.fromkeys(engine for engine, _ in [*rows, *over])
-    engines = sorted(engines, key=lambda engine: engine if engine.startswith("stage") else "then the peers")
-
-    def cell(engine: str, company: str) -> str:
-        row, alone = rows.get((engine, company)), rows.get((engine, "0"))
-        if row is not None:
-            slower = f" ({row['seconds'] / alone['seconds']:.1f} ×)" if alone and row is not alone else ""
-            return f"{row['tokens_per_second']:,.1f}{slower}"
-        if (engine, company) not in over:
-            return ""
-        return f"over {result['limit']:g} s" + (f" (> {result['limit'] / alone['seconds']:.1f} ×)" if alone else "")
-
-    titles = ["engine", *("alone" if company == "0" else f"with {company}" for company in result["company"])]
-    lines = [[f"`{engine}`", *(cell(engine, company) for company in result["company"])] for engine in engines]
-    return grid(titles, lines) + (
-        "\n\nOutput tokens per second, in parentheses how many times slower than alone; with processes that only "
-        f"loop, or a torch program with two threads; {result['machine']['cores']} cores. {caption(result)}"
-    )
 
 
 def comparison(results: list[dict]) -> str:
@@ -354,8 +311,6 @@ def with_tables(readme: str) -> str:
             text = tables(up_to(results[0], *last), tuple(word for word in words if not word.isdecimal()))
         elif kind == "comparison":
             text = comparison(results)
-        elif kind == "company":
-            text = "\n\n".join(map(company_table, results))
         else:
             text = importlib.import_module(f"bench.{kind}").table(*results)
         return f"{begin}\n{text}\n\n{end}"
@@ -403,8 +358,6 @@ def main(argv: list[str] | None = None) -> int:
             write_readmes()
             return 0
         result = read_result(args.result)
-        if args.plot and isinstance(result.get("company"), list):
-            raise ValueError(f"{args.result} has several companies, of which there is no picture")
         check_outputs({"--plot": args.plot}, {"the result": args.result})
     except (OSError, ValueError) as error:
         print(f"report: {reason(error)}", file=sys.stderr)

@@ -4,9 +4,8 @@
     python -m bench.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
     python -m bench.throughput --stages 5 --workload decode --peers hf,vllm,openvino
     python -m bench.throughput --stages 6 --workload decode --sampling top-p --peers vllm,openvino
-    python -m bench.throughput --stages 7 8 --peers llama-cpp-q8,openvino-int8,ctranslate2-int8 --workload single
+    python -m bench.throughput --stages 7 8 --peers llama-cpp-q8,openvino-int8 --workload single
     python -m bench.throughput --stages mine 1 2 3        # an engine of your own (exercises/engine.md)
-    python -m bench.throughput --stages 5 6 --company 0,1,2,4,torch --limit 60      # a machine that others use too
 
 Every engine runs in a fresh process, `--repeat` times in alternating order, after a warm-up; the tables show medians.
 Two things are checked before a speed is printed: every engine made exactly as many tokens as were requested, and the
@@ -19,10 +18,6 @@ The limit is the best that the machine could do (see `needed_work` in bench/work
 and the rate of matrix products that torch or stage 6's kernels reach, whichever is higher; both are measured before and
 after. For int8 weights it assumes a byte for each weight, and integer products.
 
-With `--company`, other processes use the machine while an engine is measured (but not while it loads and warms up): N
-processes that only loop, or a torch program with two threads; 0 is none. With several values, each engine is measured
-with each of them, and the table shows how many times slower it is than alone.
-
 Workloads (bench/workloads.py; random tokens, the same ones every time), or FILE, with a line of JSON per
 request: `prompt_token_ids` (or `prompt`, a text) and `max_tokens`:
 """
@@ -34,7 +29,6 @@ import itertools
 import json
 import operator
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -48,7 +42,7 @@ from tqdm import tqdm
 from bench import plots, workloads
 from bench.machine import describe, int8_rate, kernel_limits, least_seconds, matmul_rate, read_bandwidth
 from bench.peers import PEERS
-from bench.report import seconds_of, summarize, tables, with_company
+from bench.report import seconds_of, summarize, tables
 from bench.run import Failure, check_outputs, in_turn, script
 from stagewise.layout import write_config
 from stagewise.parser import num_bytes
@@ -58,13 +52,6 @@ from tools.sync_stages import ROOT
 
 LAST = STAGES[-1]
 __doc__ = str(__doc__) + "\n" + str(workloads.__doc__).split("\n\n")[1]  # what each workload is
-FEW = 8  # requests when there is a background load, under which an engine may be thirty times slower
-MOST_COMPANY = 256  # processes
-LONGEST = 1e6  # seconds
-
-
-class OverLimit(Exception):
-    """An engine took longer than --limit."""
 
 
 def write_model(directory: Path, config) -> None:
@@ -90,10 +77,10 @@ def write_model(directory: Path, config) -> None:
 
 
 def run_in_fresh_process(job: dict, folder: Path) -> dict:
-    """What an engine did. Raises Failure with its last line of output if it failed, OverLimit if it took too long."""
+    """What an engine did. Raises Failure with its last line of output if it failed."""
     peer = PEERS.get(job["engine"])
     job_file, result_file = folder / "job.json", folder / "result.json"
-    here = {"folder": str(folder), "threads": torch.get_num_threads(), "company_python": sys.executable, "piped": True}
+    here = {"folder": str(folder), "threads": torch.get_num_threads(), "piped": True}
     job_file.write_text(json.dumps({**job, **here}))
     result_file.unlink(missing_ok=True)
     command = [str(peer.python) if peer else sys.executable, "-m", "bench.engines", str(job_file), str(result_file)]
@@ -106,8 +93,6 @@ def run_in_fresh_process(job: dict, folder: Path) -> dict:
         os.close(stdin)
         os.close(alive)
     if process.returncode or not result_file.exists():
-        if job.get("limit") and re.search(r"^Timeout \(\d+:\d\d:\d\d", process.stderr, re.MULTILINE):
-            raise OverLimit(f"over {job['limit']:g} s")
         words = [line for line in (process.stderr or process.stdout).splitlines() if line.strip()]
         raise Failure(words[-1][:300] if words else f"it ended with status {process.returncode}")
     return json.loads(result_file.read_text())
@@ -142,7 +127,7 @@ OPTIONS: dict[str, dict] = {
     "--stages": dict(type=stage_or_path, nargs="*", default=NUMBERS, metavar="N|DIRECTORY", help="which; default: all"),
     "--peers": dict(type=names, default=[], metavar="A,B", help=f"other engines: {', '.join(PEERS)}"),
     "--workload": dict(default="tail", metavar="NAME|FILE", help=", ".join(workloads.SIZES)),
-    "--requests": dict(type=int, metavar="N", help=f"how many; default: the workload's, with --company at most {FEW}"),
+    "--requests": dict(type=int, metavar="N", help="how many; default: the workload's"),
     "--max-num-seqs": dict(type=int, metavar="N", help="how many at once; default: the workload's"),
     "--kv-cache-bytes": dict(type=num_bytes, metavar="SIZE", help="the same memory for every stage's KV cache"),
     "--sampling": dict(choices=workloads.SAMPLING, default="greedy", help="how tokens are chosen; default: greedy"),
@@ -154,32 +139,21 @@ OPTIONS: dict[str, dict] = {
     "--weights": dict(choices=("int8", "as-is"), help="of stage 8; default: its own, int8 on a CPU, as-is on CUDA"),
     "--speculate": dict(metavar="NAME", help="of stages 7 and later; off: a token for each forward pass"),
     "--device": dict(default="auto", help="cpu, cuda, cuda:1; default: CUDA if there is one"),
-    "--company": dict(metavar="N|torch,…", help="busy processes next to each engine: how many, or a torch program"),
-    "--limit": dict(type=float, metavar="SECONDS", help='end a run that takes longer, which the table calls "over"'),
 }
 
 
 def check(args: argparse.Namespace) -> None:
-    """Sort out which engines and companies are wanted. Raises ValueError for arguments that make no sense."""
+    """Sort out which engines are wanted. Raises ValueError for arguments that make no sense."""
     args.own = list(dict.fromkeys(name for name in args.stages if isinstance(name, str)))
     args.stages = [number for number in args.stages if isinstance(number, int)]
     for name, given, known in (("stage", args.stages, NUMBERS), ("peer", args.peers, list(PEERS))):
         if unknown := [x for x in given if x not in known]:
             raise ValueError(f"there is no {name} {unknown[0]}; there are {', '.join(map(str, known))}")
-    for name in ("requests", "max_num_seqs", "kv_cache_bytes", "limit"):
+    for name in ("requests", "max_num_seqs", "kv_cache_bytes"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be more than 0, got {getattr(args, name)}")
-    args.company = None if args.company is None else args.company.split(",")
-    for company in args.company or ():
-        whole = company.isascii() and company.isdecimal() and company == str(int(company[:9]))
-        if company != "torch" and not (whole and int(company) <= MOST_COMPANY):
-            raise ValueError(f"--company is torch or a number from 0 to {MOST_COMPANY}, got {company!r}")
-    args.companies = args.company if args.company and len(args.company) > 1 else []
     for wrong, words in (
         (not (args.stages or args.own or args.peers), "give at least one stage or peer"),
-        ((args.limit or 0) > LONGEST, f"--limit must be at most {LONGEST:,.0f} seconds, got {args.limit}"),
-        (len(set(args.companies)) < len(args.companies), "--company names one twice"),
-        (args.companies and args.plot, "--plot draws the engines with one company, not several"),
         (
             args.workload not in workloads.SIZES and not Path(args.workload).is_file(),
             f"workload {args.workload!r} is neither a file nor one of {', '.join(workloads.SIZES)}",
@@ -197,8 +171,7 @@ def check(args: argparse.Namespace) -> None:
 def read_requests(args: argparse.Namespace, config) -> workloads.Workload:
     """The workload that the arguments name, checked against the model. Raises ValueError."""
     if args.workload in workloads.SIZES:
-        count = args.requests or min(workloads.SIZES[args.workload][0], FEW if args.company else sys.maxsize)
-        requests = workloads.make_workload(args.workload, count, config.vocab_size)
+        requests = workloads.make_workload(args.workload, args.requests, config.vocab_size)
     else:
         directory = LAST.part("weights").find_model(args.model, args.load_format)
         encode = LAST.part("tokenizer").Tokenizer(directory).encode
@@ -228,43 +201,26 @@ def probe(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
     return max(by_torch[0], by_kernel[0]), max(by_torch[1], by_kernel[1])
 
 
-def run_all(
-    job: dict, engines: list[str], companies: list[str], repeat: int, failures: dict[str, str], folder: Path
-) -> tuple[list[dict], list[dict]]:
-    """Run every engine under each background load (or as the job says, if `companies` is empty), `repeat` times, in
-    alternating order.
+def run_all(job: dict, engines: list[str], repeat: int, failures: dict[str, str], folder: Path) -> list[dict]:
+    """The runs of every engine, `repeat` times, in alternating order. An engine that fails joins `failures`, and the
+    others go on. Ctrl-C ends the runs early."""
+    runs: dict[str, list[dict]] = {engine: [] for engine in engines}
 
-    An engine that fails joins `failures`, and the others go on. One that takes longer than the limit is not run again.
-    Ctrl-C ends the runs early.
-
-    Returns:
-        (the runs, the engines that took longer than the limit)
-    """
-    pairs = [(company, engine) for company in companies or [None] for engine in engines]
-    runs, over = {pair: [] for pair in pairs}, []
-    names = {(c, engine): engine if c is None else f"{engine} {with_company(c)}" for c, engine in pairs}
-
-    def run(pair: tuple) -> None:
-        bar.set_description(names[pair])
-        if pair not in over and names[pair] not in failures:
-            own = {"engine": pair[1]} | ({"company": pair[0]} if companies else {})
+    def run(engine: str) -> None:
+        bar.set_description(engine)
+        if engine not in failures:
             try:
-                runs[pair].append({**run_in_fresh_process({**job, **own}, folder), **own})
-            except OverLimit:
-                over.append(pair)
+                runs[engine].append(run_in_fresh_process({**job, "engine": engine}, folder))
             except Failure as error:
-                failures[names[pair]] = str(error)
+                failures[engine] = str(error)
         bar.update()
 
-    with tqdm(total=repeat * len(pairs), unit="run") as bar:
+    with tqdm(total=repeat * len(engines), unit="run") as bar:
         try:
-            in_turn({pair: functools.partial(run, pair) for pair in pairs}, repeat, warm_up=False)
+            in_turn({engine: functools.partial(run, engine) for engine in engines}, repeat, warm_up=False)
         except KeyboardInterrupt:
-            failures |= {names[pair]: "interrupted" for pair in pairs if not runs[pair] and pair not in over}
-    kept = [run for pair in pairs for run in runs[pair] if pair not in over and names[pair] not in failures]
-    return kept, [
-        {"engine": engine} | ({"company": c} if companies else {}) for c, engine in pairs if (c, engine) in over
-    ]
+            failures |= {engine: "interrupted" for engine in engines if not runs[engine]}
+    return [run for engine in engines for run in runs[engine] if engine not in failures]
 
 
 def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
@@ -293,8 +249,6 @@ def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
         "sampling": workloads.SAMPLING[args.sampling],
         # not the requests' own tokens, or a prefix cache would find them later
         "warm_up": [prompt[::-1] for prompt, _ in requests[:2]],
-        "company": args.company[0] if args.company else None,
-        "limit": args.limit,
         "own": {name: str(Path(name).resolve()) for name in args.own},
     }
     return config, directory, job
@@ -302,12 +256,12 @@ def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
 
 def run_beside_probes(
     args: argparse.Namespace, config, directory: Path, job: dict, failures: dict[str, str]
-) -> tuple[list[dict], list[dict], tuple[float, float, float | None]]:
+) -> tuple[list[dict], tuple[float, float, float | None]]:
     """Run all engines, and probe the machine before and after.
 
     Returns:
-        What `run_all` returns, and the machine's limits: what `probe` says, and the rate of integer products if any
-        engine had int8 weights.
+        The runs, and the machine's limits: what `probe` says, and the rate of integer products if any engine had int8
+        weights.
     """
     there = [name for name in args.peers if PEERS[name].python.exists()]
     for name in args.peers:
@@ -324,17 +278,17 @@ def run_beside_probes(
                 write_model(folder / "model", config)
                 job |= {"model": str(folder / "model"), "load_format": "auto"}
         probes = [probe(*machine)]
-        runs, over = run_all(job, engines, args.companies, args.repeat, failures, folder)
+        runs = run_all(job, engines, args.repeat, failures, folder)
         of_integers = None
         with contextlib.suppress(KeyboardInterrupt, RuntimeError):  # the runs must not be lost
             probes.append(probe(*machine))
             of_integers = int8_rate() if any(run.get("int8") for run in runs) else None
     bandwidth, rate = (max(values) for values in zip(*probes, strict=True))
-    return runs, over, (bandwidth, rate, of_integers)
+    return runs, (bandwidth, rate, of_integers)
 
 
 def circumstances(
-    args: argparse.Namespace, config, job: dict, over: list[dict], limits: tuple[float, float, float | None]
+    args: argparse.Namespace, config, job: dict, limits: tuple[float, float, float | None]
 ) -> dict[str, object]:
     """The context of a result: the workload, the model, the machine and its limits."""
     bandwidth, rate, of_integers = limits
@@ -349,8 +303,6 @@ def circumstances(
         "workload_sha256": workloads.fingerprint(job["requests"]),
         "requests": len(job["requests"]),
         "sampling": args.sampling,
-        **({"company": args.companies or job["company"]} if args.company else {}),
-        **({"limit": args.limit, "over": over} if args.limit or args.companies else {}),
         "max_num_seqs": job["options"]["max_num_seqs"],
         "kv_cache_bytes": args.kv_cache_bytes,
         "model": args.model,
@@ -381,24 +333,20 @@ def measure(args: argparse.Namespace) -> dict:
     check(args)
     config, directory, job = prepare(args)
     failures: dict[str, str] = {}
-    runs, over, limits = run_beside_probes(args, config, directory, job, failures)
+    runs, limits = run_beside_probes(args, config, directory, job, failures)
     for engine, reason in failures.items():
         print(f"{engine} is missing: {reason}", file=sys.stderr)
-    if not runs and not over:
+    if not runs:
         raise Failure("nothing was measured")
     same_tokens([run for run in runs if args.sampling == "greedy" or run["engine"] not in PEERS])
     wrong = other_tokens(runs)
     if wrong and job["dtype"] == "float32":
         raise Failure(f"{wrong}: no speed is printed")
-    result = {**circumstances(args, config, job, over, limits), "missing": failures}
+    result = {**circumstances(args, config, job, limits), "missing": failures}
     return result | summarize(runs, result["least_seconds"], result.get("int8_least_seconds"))
 
 
-def plot(result: dict) -> plots.Picture | None:
-    return plots.ladder(result) if result["runs"] else None
-
-
-main = script(measure, tables, rounds=3, options=OPTIONS, plot=plot, figures=seconds_of)
+main = script(measure, tables, rounds=3, options=OPTIONS, plot=plots.ladder, figures=seconds_of)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from bench import conditions, engines, machine, race, report, throughput, workloads
+from bench import engines, machine, race, report, throughput, workloads
 from bench.machine import least_seconds, pass_work
 from bench.peers import PEERS, llama_cpp_sampler
 from bench.run import check_outputs
@@ -440,16 +440,6 @@ def test_what_was_measured_survives_an_interruption(babble, tmp_path, capsys, no
         (["--plot", "picture"], "ends in one of"),
         (["--plot", "picture.json"], "ends in one of"),
         (["--workload", "."], "workload '.' is neither a file nor"),
-        (["--limit", "0"], "--limit must be more than 0"),
-        (["--limit", "nan"], "--limit must be more than 0"),
-        (["--limit", "1e9"], "--limit must be at most 1,000,000 seconds"),
-        (["--company", ""], "from 0 to 256, got ''"),
-        (["--company", "1,-1"], "from 0 to 256, got '-1'"),
-        (["--company", "257"], "from 0 to 256, got '257'"),
-        (["--company", "9" * 5000], "from 0 to 256"),
-        (["--company", "torch,jax"], "got 'jax'"),
-        (["--company", "1,2,1"], "names one twice"),
-        (["--company", "0,1", "--plot", "x.png"], "with one company"),
     ],
 )
 def test_bad_arguments_are_named(capsys, arguments, words):
@@ -513,37 +503,30 @@ def test_outputs_are_checked_before_the_work(tmp_path):
         check_outputs({"--json": tmp_path / "pipe"}, {})
 
 
-# --- Company ----------------------------------------------------------------------------------------------------------
+# --- An engine's process ----------------------------------------------------------------------------------------------
 
 STAND_IN = """
 import json, time
 from pathlib import Path
-from statistics import median
 import psutil
-from bench.conditions import measured
 
 class StandIn:
     def run(self, job):
-        what = job["model"]
-        with measured(job):
-            company = [process.pid for process in psutil.Process().children()]
-            (Path(job["folder"]) / "pids.new").write_text(json.dumps([psutil.Process().pid, *company]))
-            (Path(job["folder"]) / "pids.new").rename(Path(job["folder"]) / "pids")
-            while what == "spin":
-                pass
-            if what == "break":
-                raise ValueError("it broke")
-            time.sleep(600 if what == "wait" else 0.1)
+        (Path(job["folder"]) / "pid.new").write_text(str(psutil.Process().pid))
+        (Path(job["folder"]) / "pid.new").rename(Path(job["folder"]) / "pid")
+        if job["model"] == "break":
+            raise ValueError("it broke")
+        time.sleep(600 if job["model"] == "wait" else 0.1)
         return {"token_ids": [[1]], "times": None, "seconds": 1.0, "peak_bytes": 1}
 
 PEERS = {"stand-in": StandIn()}
 """
-JOB = {"engine": "stand-in", "requests": [[[1], 1]], "company": "2"}
+JOB = {"engine": "stand-in", "requests": [[[1], 1]]}
 
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """A copy of the code that runs an engine, with a stand-in for the peers; and the folder where that writes pids."""
+    """A copy of the code that runs an engine, with a stand-in for the peers; and where that writes its pid."""
     (tmp_path / "tree" / "bench").mkdir(parents=True)
     (tmp_path / "folder").mkdir()
     for name in ("engines.py", "conditions.py"):
@@ -562,83 +545,17 @@ def gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize(
-    ("company", "count"), [(None, 0), ("0", 0), ("2", 2), pytest.param("torch", 1, marks=pytest.mark.soak)]
-)
-def test_company_is_busy_while_an_engine_is_measured(company, count, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # what an engine sets for itself is none of its company's business
-    before = {child.pid for child in psutil.Process().children()}
-    with conditions.measured({"company": company, "company_python": sys.executable}):
-        others = [child for child in psutil.Process().children() if child.pid not in before]
-        assert len(others) == count
-        assert all("keep_busy" in " ".join(other.cmdline()) for other in others)
-        assert all(other.environ().get("OMP_NUM_THREADS") != "7" for other in others)
-        for other in others:
-            used = sum(other.cpu_times()[:2])
-            wait_until(lambda other=other, used=used: sum(other.cpu_times()[:2]) > used + 0.1)
-    assert all(gone(other.pid) for other in others)
-
-
-@pytest.mark.skipif(len(conditions.CORES) < 2, reason="needs two cores, or a system that tells")
-def test_company_uses_all_cores_whatever_the_engine_does():
-    before = {child.pid for child in psutil.Process().children()}
-    os.sched_setaffinity(0, conditions.CORES[:1])  # as vLLM binds its threads
-    try:
-        with conditions.measured({"company": "1", "company_python": sys.executable}):
-            (other,) = [child for child in psutil.Process().children() if child.pid not in before]
-            assert other.cpu_affinity() == conditions.CORES
-    finally:
-        os.sched_setaffinity(0, conditions.CORES)
-
-
-@pytest.mark.parametrize("what", ["break", "go"])
-def test_company_leaves_with_the_engine(stand_in, what):
-    job = {**JOB, "model": what}
-    if what == "break":
-        with pytest.raises(throughput.Failure, match="it broke"):
-            throughput.run_in_fresh_process(job, stand_in)
-    else:
-        assert throughput.run_in_fresh_process(job, stand_in)["seconds"] == 1
-    pids = json.loads((stand_in / "pids").read_text())
-    assert len(pids) == 3
-    wait_until(lambda: all(map(gone, pids)))
-
-
-def test_an_engine_over_the_limit_is_ended(stand_in):
-    """Even one that never gives Python's other threads a turn of their own making."""
-    with pytest.raises(throughput.OverLimit, match=r"over 0\.5 s"):
-        throughput.run_in_fresh_process({**JOB, "model": "spin", "limit": 0.5}, stand_in)
-    pids = json.loads((stand_in / "pids").read_text())
-    wait_until(lambda: all(map(gone, pids)))
-    assert throughput.run_in_fresh_process({**JOB, "model": "go", "limit": 300}, stand_in)["seconds"] == 1
-
-
-def test_company_that_does_not_start_is_an_error():
-    job = {"company": "1", "company_python": shutil.which("false")}
-    with pytest.raises(SystemExit, match="company did not start: status 1"), conditions.measured(job):
-        pytest.fail("measured without company")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="waitid")
-def test_company_that_leaves_early_is_an_error():
-    before = {child.pid for child in psutil.Process().children()}
-
-    def measure():
-        with conditions.measured({"company": "2", "company_python": sys.executable}):
-            other = next(child for child in psutil.Process().children() if child.pid not in before)
-            other.kill()
-            # Until it can be waited for, and left so: a process is a zombie before its last thread has ended.
-            os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-
-    with pytest.raises(SystemExit, match="company ended before"):
-        measure()
+def test_an_engine_that_breaks_is_named(stand_in):
+    assert throughput.run_in_fresh_process({**JOB, "model": "go"}, stand_in)["seconds"] == 1
+    with pytest.raises(throughput.Failure, match="it broke"):
+        throughput.run_in_fresh_process({**JOB, "model": "break"}, stand_in)
 
 
 @pytest.mark.soak
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL")
 @pytest.mark.parametrize("victim", ["benchmark", "engine"])
 def test_nothing_survives_a_kill(stand_in, victim):
-    """The engine ends with the benchmark, its company with the engine."""
+    """The engine ends with the benchmark."""
     code = (
         "import json, sys; from pathlib import Path; from types import SimpleNamespace; from bench import throughput\n"
         "throughput.ROOT = Path(sys.argv[1])\n"
@@ -647,110 +564,36 @@ def test_nothing_survives_a_kill(stand_in, victim):
     )
     arguments = [str(throughput.ROOT), json.dumps({**JOB, "model": "wait"}), str(stand_in)]
     process = subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    pids = []
     try:
-        wait_until((stand_in / "pids").exists)
-        pids = json.loads((stand_in / "pids").read_text())
-        assert len(pids) == 3
-        assert not any(map(gone, pids))
+        wait_until((stand_in / "pid").exists)
+        pid = int((stand_in / "pid").read_text())
+        assert not gone(pid)
         if victim == "benchmark":
             process.kill()
         else:
-            psutil.Process(pids[0]).kill()
-        wait_until(lambda: all(map(gone, pids)))
+            psutil.Process(pid).kill()
+        wait_until(lambda: gone(pid))
         _, stderr = process.communicate(timeout=600)
         assert victim == "benchmark" or "it ended with status -9" in stderr
     finally:
         process.kill()
         process.wait()
-        for pid in pids:
-            if not gone(pid):
-                psutil.Process(pid).kill()
 
 
-SECONDS = {("stage01_single", "0"): 2.0, ("stage01_single", "2"): 30.0, ("stage06_fast", "0"): 0.5}
-SECONDS |= {("stage06_fast", "2"): 1.0, ("stage06_fast", "torch"): 0.75}
-
-
-def made_up_run(job, folder):
-    seconds = SECONDS.get((job["engine"], job["company"] or "0"))
-    if seconds is None or (job["limit"] and seconds > job["limit"]):
-        raise throughput.OverLimit(f"over {job['limit']:g} s")
-    tokens = [[1] * n for _, n in job["requests"]]
-    return {"engine": job["engine"], "token_ids": tokens, "times": None, "seconds": seconds, "peak_bytes": 1}
-
-
-def test_a_table_of_companies(babble, tmp_path, capsys, no_probe, monkeypatch):
-    monkeypatch.setattr(throughput, "run_in_fresh_process", made_up_run)
-    file = tmp_path / "result.json"
-    status = throughput.main([
-        "--model", str(babble), "--load-format", "auto", "--stages", "1", "6", "--workload", "equal", "--device", "cpu",
-        "--company", "0,2,torch", "--limit", "20", "--json", str(file),
-    ])  # fmt: skip
-    stdout, stderr = capsys.readouterr()
-    assert status == 0, stderr
-    result = json.loads(file.read_text())
-    assert result["requests"] == 8  # not the workload's 64
-    assert result["company"] == ["0", "2", "torch"]
-    assert result["limit"] == 20
-    assert result["machine"]["cores"] == os.cpu_count()
-    assert result["over"] == [{"engine": "stage01_single", "company": c} for c in ("2", "torch")]
-    assert len(result["runs"]) == 3 * 4
-    assert [(row["engine"], row["company"]) for row in result["summary"]] == [
-        ("stage01_single", "0"), ("stage06_fast", "0"), ("stage06_fast", "2"), ("stage06_fast", "torch"),
-    ]  # fmt: skip
-    assert result["summary"][1]["ratio"] == 4
-    lines = [
-        "| engine | alone | with 2 | with torch |",
-        "| --- | ---: | ---: | ---: |",
-        "| `stage01_single` | 64.0 | over 20 s (> 10.0 ×) | over 20 s (> 10.0 ×) |",
-        "| `stage06_fast` | 256.0 | 128.0 (2.0 ×) | 170.7 (1.5 ×) |",
-    ]
-    assert stdout.startswith("\n".join(lines) + "\n\nOutput tokens per second")
-    assert report.main([str(file)]) == 0
-    assert capsys.readouterr().out == stdout
-    monkeypatch.setattr(report, "ROOT", tmp_path)
-    readme = report.with_tables("before\n<!-- company: result.json -->\n<!-- end -->\nafter")
-    assert readme == f"before\n<!-- company: result.json -->\n\n{stdout}\n<!-- end -->\nafter"
-    assert report.main([str(file), "--plot", str(tmp_path / "x.png")]) == 2
-    assert "no picture" in capsys.readouterr().err
-
-
-def test_one_company_leaves_the_tables_as_they_are(babble, tmp_path, capsys, no_probe, monkeypatch):
-    monkeypatch.setattr(throughput, "run_in_fresh_process", made_up_run)
-    arguments = ["--model", str(babble), "--load-format", "auto", "--stages", "1", "6", "--workload", "equal"]
-    arguments += ["--device", "cpu", "--json", str(tmp_path / "result.json")]
-    results = []
-    for more in ([], ["--company", "2"], ["--company", "2", "--limit", "20"], ["--company", "torch", "--limit", ".1"]):
-        assert throughput.main([*arguments, *more]) == 0
-        results.append((json.loads((tmp_path / "result.json").read_text()), capsys.readouterr().out))
-    (plain, _), (beside, text), (limited, limited_text), (none, none_text) = results
-    assert not {"company", "limit", "over"} & plain.keys()
-    assert plain["requests"] == 64
-    assert beside.keys() - plain.keys() == {"company"}
-    assert [row.keys() for row in beside["summary"]] == [row.keys() for row in plain["summary"]]
-    assert [row["seconds"] for row in beside["summary"]] == [30, 1]
-    assert "8 requests, at most 8 at once, with 2 busy processes, greedy; " in text
-    assert limited["over"] == [{"engine": "stage01_single"}]
-    assert "| `stage01_single` | over 20 s |" in limited_text
-    assert [row["engine"] for row in limited["summary"]] == ["stage06_fast"]
-    assert none["summary"] == []
-    assert none_text.count("over 0.1 s") == 2
-
-
-def test_a_failure_beside_company_leaves_the_other_runs(babble, capsys, no_probe, monkeypatch):
+def test_a_failure_leaves_the_other_runs(babble, capsys, no_probe, monkeypatch):
     def run(job, folder):
-        if job["company"] == "torch":
+        if job["engine"] == "stage01_single":
             raise throughput.Failure("no memory")
-        return made_up_run(job, folder)
+        tokens = [[1] * n for _, n in job["requests"]]
+        return {"engine": job["engine"], "token_ids": tokens, "times": None, "seconds": 0.5, "peak_bytes": 1}
 
     monkeypatch.setattr(throughput, "run_in_fresh_process", run)
-    arguments = ["--model", str(babble), "--load-format", "auto", "--stages", "6", "--company", "0,torch"]
+    arguments = ["--model", str(babble), "--load-format", "auto", "--stages", "1", "6", "--workload", "equal"]
     assert throughput.main([*arguments, "--device", "cpu"]) == 1
     stdout, stderr = capsys.readouterr()
-    assert "stage06_fast with a torch program is missing: no memory" in stderr
+    assert "stage01_single is missing: no memory" in stderr
     assert "| `stage06_fast` | " in stdout
-    assert "Missing: stage06_fast with a torch program (no memory)" in stdout
+    assert "Missing: stage01_single (no memory)" in stdout
 
 
 # --- Results in the READMEs -------------------------------------------------------------------------------------------
