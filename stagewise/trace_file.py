@@ -1,7 +1,8 @@
 """Trace files: their schema, a writer, and a reader that refuses anything unknown.
 
 A stage writes a trace with `--trace FILE`: lines of JSON, a header and then a line per step (a forward pass). This is
-the only description of their contents; tracing.py makes the records. Times are seconds by a clock with an arbitrary
+the only description of their contents; tracing.py makes the records. A file may hold several runs, one after another,
+each with its header. Times are seconds by a clock with an arbitrary
 start. A request is identified by its `request_id`, and each of its completions by that and its `index` (0 if there is
 only one).
 
@@ -80,7 +81,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,7 @@ def whole_step(step: dict) -> dict:
 
 @dataclass(frozen=True)
 class Trace:
-    """A file's contents. `torn`: its last line was incomplete, as after a kill, and is left out."""
+    """A run in a file. `torn`: its last line was incomplete, as after a kill, and is left out."""
 
     name: str
     header: dict
@@ -227,33 +228,37 @@ class Trace:
     torn: bool = False
 
 
-def read_trace(path: Path) -> Trace:
-    """The trace in a file. Raises ValueError, which names file and line, if it is something else."""
+def read_traces(path: Path) -> list[Trace]:
+    """The runs in a file. Raises ValueError, which names file and line, if it is something else."""
     *lines, last = path.read_bytes().split(b"\n")  # `last` is empty, unless it was cut short
     torn = bool(last) and not is_json(last)
     if last and not torn:
         lines.append(last)
     if not lines:
         raise ValueError(f"{path} is not a trace: it {'has no complete line' if torn else 'is empty'}")
-    records, known, free = [], set(), set()
+    runs: list[tuple[dict, list[dict]]] = []
+    known, free = set(), set()
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(from_line(line, parse_constant=finite, parse_float=finite))
-            if number == 1:
-                check_header(records[0])
-                free = set(records[0].get("free", range(records[0].get("num_blocks") or 0)))
+            record = from_line(line, parse_constant=finite, parse_float=finite)
+            if not runs or (isinstance(record, dict) and "trace" in record):
+                check_header(record)
+                runs.append((record, []))
+                known, free = set(), set(record.get("free", range(record.get("num_blocks") or 0)))
             else:
-                check_step(records[-1], number - 2)
-                check_names(records[-1], known)
-                check_blocks(records[-1], free, records[0])
+                header, steps = runs[-1]
+                check_step(record, len(steps))
+                check_names(record, known)
+                check_blocks(record, free, header)
+                steps.append(record)
         except RecursionError:
             raise ValueError(f"{path}, line {number}: nested too deeply") from None
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
-    header, *steps = records
-    if not steps:
+    if not all(steps for _, steps in runs):
         raise ValueError(f"{path} has a header and no steps: nothing ran")
-    return Trace(path.name, header, steps, torn)
+    traces = [Trace(path.name, header, steps) for header, steps in runs]
+    return [*traces[:-1], replace(traces[-1], torn=torn)]
 
 
 def is_json(line: bytes) -> bool:

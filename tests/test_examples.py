@@ -1,6 +1,6 @@
-"""The committed example pages: running them again gives the same steps, they are up to date with the page's scripts,
-and what their stories say happens in them."""
+"""The committed traces: running the examples again gives the same steps, and what the stories say happens in them."""
 
+import functools
 import json
 import re
 from html import escape
@@ -8,16 +8,20 @@ from html import escape
 import pytest
 
 from stage05_paged.scheduler import AHEAD
-from stagewise.trace_file import Trace, check_header, check_step
+from stagewise.replay.story import tomllib
+from stagewise.trace_file import read_traces
 from tools.replay_examples import EXAMPLES, FOLDER, main, make
-from tools.story import read_stories
 
 MOST_BYTES = 400_000
 
 
-def embedded(name):
-    """The traces in a committed page."""
-    html = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
+STORIES = tomllib.loads((FOLDER / "stories.toml").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def example(name):
+    """The page of an example, and the traces in it, as they are committed."""
+    html = make(name)
     found = re.findall(r'<script type="application/json" class="trace">(.*?)</script>', html, re.DOTALL)
     return html, [json.loads(text) for text in found]
 
@@ -28,44 +32,45 @@ def timeless(steps):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_run_again_it_shows_the_same(name):
-    html, traces = embedded(name)
+    html, traces = example(name)
     assert len(html.encode()) < MOST_BYTES
-    for (header, *steps), run in zip(traces, EXAMPLES[name], strict=True):
-        check_header(header)
-        for number, step in enumerate(steps):
-            check_step(step, number)
+    committed = read_traces(FOLDER / f"{name}.jsonl")
+    assert [[trace.header, *trace.steps] for trace in committed] == traces
+    for trace, run in zip(committed, EXAMPLES[name], strict=True):
         again = run.trace()
-        assert again.header == header
-        assert timeless(again.steps) == timeless(steps)
-    pages = [Trace(run.stage, header, steps) for (header, *steps), run in zip(traces, EXAMPLES[name], strict=True)]
-    assert make(name, pages) == html, f"the page has changed: python -m tools.replay_examples {name}"
+        assert again.header == trace.header
+        assert timeless(again.steps) == timeless(trace.steps)
+
+
+def test_each_has_a_trace_and_a_story():
+    assert sorted(EXAMPLES) == sorted(STORIES) == sorted(path.stem for path in FOLDER.glob("*.jsonl"))
 
 
 def test_what_each_is_for():
     """What the example's name says happens in it."""
 
     def passes(name):
-        return [[step for step in steps if step["rows"]] for _, *steps in embedded(name)[1]]
+        return [[step for step in steps if step["rows"]] for _, *steps in example(name)[1]]
 
     def kinds(name):
         return [
             {event["kind"] for step in steps for event in (*step["before"], *step["after"])}
-            for _, *steps in embedded(name)[1]
+            for _, *steps in example(name)[1]
         ]
 
     def count(name, field):
-        return [sum(row[field] for step in steps for row in step["rows"]) for _, *steps in embedded(name)[1]]
+        return [sum(row[field] for step in steps for row in step["rows"]) for _, *steps in example(name)[1]]
 
     assert count("recomputation", "num_tokens") == [114, 15]
     assert count("padding", "num_padding") == [898, 1105]
     assert [len(steps) for steps in passes("static_and_continuous")] == [76, 37]
-    assert max(row["num_tokens"] for step in embedded("chunked_prefill")[1][0][1:] for row in step["rows"]) > 60
-    assert max(row["num_tokens"] for step in embedded("chunked_prefill")[1][1][1:] for row in step["rows"]) <= 16
-    at_once = [max(len(step["rows"]) for step in steps) for _, *steps in embedded("slots_and_blocks")[1]]
+    assert max(row["num_tokens"] for step in example("chunked_prefill")[1][0][1:] for row in step["rows"]) > 60
+    assert max(row["num_tokens"] for step in example("chunked_prefill")[1][1][1:] for row in step["rows"]) <= 16
+    at_once = [max(len(step["rows"]) for step in steps) for _, *steps in example("slots_and_blocks")[1]]
     assert at_once == [2, 8]
     hits = [
         e["num_cached_tokens"]
-        for s in embedded("shared_prefix")[1][0][1:]
+        for s in example("shared_prefix")[1][0][1:]
         for e in s["before"]
         if e["kind"] == "admitted"
     ]
@@ -73,7 +78,7 @@ def test_what_each_is_for():
     assert kinds("completions")[0] >= {"forked", "copied"}
     assert kinds("preemption")[0] >= {"preempted", "refused", "evicted"}
     (names,) = (
-        [[row["request_id"] for row in step["rows"]] for step in steps] for _, *steps in embedded("head_of_line")[1]
+        [[row["request_id"] for row in step["rows"]] for step in steps] for _, *steps in example("head_of_line")[1]
     )
     came = [next(i for i, running in enumerate(names) if name in running) for name in "01234"]
     assert came == [0, 24, 0, 0, 8]
@@ -90,7 +95,7 @@ def test_an_unknown_example(capsys):
 
 
 def story_of(name):
-    html, traces = embedded(name)
+    html, traces = example(name)
     (text,) = re.findall(r'<script type="application/json" class="story">(.*?)</script>', html, re.DOTALL)
     return json.loads(text), [[step for step in steps if step["rows"]] for _, *steps in traces], html
 
@@ -116,7 +121,7 @@ def happens(step, kind, request_id):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_what_a_stop_names_happens_there(name):
-    (told, traces, html), story = story_of(name), read_stories()[name]
+    (told, traces, html), story = story_of(name), STORIES[name]
     assert 4 <= len(told["stops"]) <= 6
     for stop, source in zip(told["stops"], story["stops"], strict=True):
         kind, who, *_ = source["at"]
@@ -166,7 +171,7 @@ def test_what_a_stop_says_of_others_is_so(name, number):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_number_of_a_story_is_typed(name):
     """The source has no digits except in names of stages and completions; in the page, all braces are filled."""
-    story, (told, _, _) = read_stories()[name], story_of(name)
+    story, (told, _, _) = STORIES[name], story_of(name)
     for text in [story["title"], story["message"], story["verdict"], *(stop["text"] for stop in story["stops"])]:
         plain = re.sub(r"{[^}]*}|[Ss]tage \d|\b[A-H]\d\b", "", text)
         assert not re.search(r"\d", plain), plain
@@ -174,7 +179,7 @@ def test_no_number_of_a_story_is_typed(name):
 
 
 def test_verdicts_are_what_the_traces_say():
-    """Counted here from the rows and events, and not as tools/story.py does."""
+    """Counted here from the rows and events, and not as stagewise/replay/story.py does."""
 
     def words(name):
         return re.findall(r"\d+", story_of(name)[0]["verdict"])
@@ -203,7 +208,7 @@ def test_verdicts_are_what_the_traces_say():
 
 def test_who_waits_for_memory_waits_by_arithmetic():
     """Blocks taken and free add up to the pool, B needs more than are free, and what is said of the exception holds."""
-    (told, ((*steps,),), html), story = story_of("head_of_line"), embedded("head_of_line")[1][0]
+    (told, ((*steps,),), html), story = story_of("head_of_line"), example("head_of_line")[1][0]
     (event,) = (event for event in steps[0]["before"] if event["kind"] == "refused")
     taken, blocks, free, needed, prompt, more, than, stay, of = map(int, re.findall(r"\d+", told["stops"][0]["text"]))
     assert taken + free == blocks == story[0]["num_blocks"]
@@ -218,7 +223,7 @@ def test_who_waits_for_memory_waits_by_arithmetic():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_each_ends_with_all_finished_and_the_engine_at_rest(name):
-    for _, *steps in embedded(name)[1]:
+    for _, *steps in example(name)[1]:
         assert steps[-1]["rows"] == []
         assert not steps[-1]["kv_tokens_reserved"]
         assert all(step["rows"] for step in steps[:-1])

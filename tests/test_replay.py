@@ -4,15 +4,17 @@ command line. What the page shows is tested in tests/browser (`make test-browser
 import itertools
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from stagewise.replay import page
-from stagewise.replay.__main__ import main
+from stagewise.replay.__main__ import main, webbrowser
 from stagewise.replay.state import states
-from stagewise.trace_file import read_trace
+from stagewise.trace_file import read_traces
 from tests import made_traces
+from tests.adapter import ROOT
 
 MADE = {
     "stage 1": lambda: made_traces.static("stage01_single"),
@@ -26,7 +28,7 @@ MADE = {
 
 @pytest.fixture(params=MADE)
 def trace(request, tmp_path):
-    return read_trace(made_traces.write(tmp_path / "trace.jsonl", *MADE[request.param]()))
+    return read_traces(made_traces.write(tmp_path / "trace.jsonl", *MADE[request.param]()))[0]
 
 
 # --- The reader -----------------------------------------------------------------------------------------------------
@@ -104,22 +106,34 @@ def changed(where, **changes):
 def test_reader_names_file_and_line(tmp_path, records, message):
     path = write_lines(tmp_path / "trace.jsonl", *records)
     with pytest.raises(ValueError, match=re.escape(message)) as error:
-        read_trace(path)
+        read_traces(path)
     assert str(error.value).startswith(str(path))
     assert "\n" not in str(error.value)
 
 
 def test_a_torn_last_line_is_left_out(tmp_path):
     path = write_lines(tmp_path / "trace.jsonl", *changed("header"))
-    whole = read_trace(path)
+    whole = read_traces(path)[0]
     assert not whole.torn
     path.write_bytes(path.read_bytes()[:-20])
-    torn = read_trace(path)
+    torn = read_traces(path)[0]
     assert torn.torn
     assert torn.steps == whole.steps[:-1]
     path.write_bytes(path.read_bytes().split(b"\n")[0])  # its header alone, and no end of the line
     with pytest.raises(ValueError, match="no steps"):
-        read_trace(path)
+        read_traces(path)
+
+
+def test_two_runs_in_one_file(tmp_path):
+    """Each has its header; the second one's steps, requests and blocks count from the beginning again."""
+    runs = [made_traces.paged(num_requests=2, max_tokens=3), made_traces.slots()]
+    lines = [line for header, steps in runs for line in (header, *steps)]
+    path = write_lines(tmp_path / "two.jsonl", *lines)
+    found = [[trace.header, trace.steps] for trace in read_traces(path)]
+    assert found == json.loads(json.dumps(runs))
+    write_lines(path, *lines, runs[0][0])
+    with pytest.raises(ValueError, match="a header and no steps"):
+        read_traces(path)
 
 
 # --- States ---------------------------------------------------------------------------------------------------------
@@ -151,7 +165,7 @@ def test_states_agree_with_the_trace(trace):
 
 
 def test_stage_1_computes_everything_again(tmp_path):
-    trace = read_trace(made_traces.write(tmp_path / "trace.jsonl", *MADE["stage 1"]()))
+    trace = read_traces(made_traces.write(tmp_path / "trace.jsonl", *MADE["stage 1"]()))[0]
     *_, last = states(trace)
     prompts = sum(len(e["prompt_token_ids"]) for e in trace.steps[0]["before"] if e["kind"] == "queued")
     requests = sum(e["kind"] == "queued" for e in trace.steps[0]["before"])
@@ -160,7 +174,7 @@ def test_stage_1_computes_everything_again(tmp_path):
 
 
 def test_who_was_preempted_is_computed_again(tmp_path):
-    trace = read_trace(made_traces.write(tmp_path / "trace.jsonl", *MADE["stage 5"]()))
+    trace = read_traces(made_traces.write(tmp_path / "trace.jsonl", *MADE["stage 5"]()))[0]
     *_, last = states(trace)
     assert last.counts["preemptions"] >= 1
     assert last.counts["recomputed"] > 0
@@ -178,7 +192,7 @@ def test_beams_replace_each_other(tmp_path):
     second = {**steps[0], **empty, "step": 1, "rows": rows, "after": [beams]}
     ends = [dict(kind="beams", **whose, parents=[], token_ids=[]), dict(kind="finished", **whose, reason="beams")]
     third = {**second, "step": 2, "after": ends}
-    trace = read_trace(write_lines(tmp_path / "trace.jsonl", header, first, second, third))
+    trace = read_traces(write_lines(tmp_path / "trace.jsonl", header, first, second, third))[0]
     prompt = steps[0]["before"][0]["prompt_token_ids"]
     tokens = [[c.tokens for _, c in sorted(state.completions.items())] for state in states(trace)]
     assert tokens == [[prompt], [[*prompt, 1], [*prompt, 2]], [[*prompt, 2, 3], [*prompt, 2, 4]]]
@@ -191,7 +205,7 @@ def test_beams_replace_each_other(tmp_path):
 
 def test_page_is_one_file_with_the_trace_in_it(tmp_path):
     path = made_traces.write(tmp_path / "trace.jsonl", *made_traces.hostile(*made_traces.paged()))
-    trace = read_trace(path)
+    trace = read_traces(path)[0]
     html = page.make_page([trace, trace])
     assert html.isascii() or html.encode("utf-8")  # no lone surrogates
     found = re.findall(r'<script type="application/json" class="trace">(.*?)</script>', html)
@@ -301,21 +315,37 @@ def test_command_line(tmp_path, capsys):
     assert "the last line is incomplete and left out" in capsys.readouterr().err
 
 
+def test_a_page_with_its_story_is_opened(tmp_path, capsys, monkeypatch):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    trace = ROOT / "examples/traces/padding.jsonl"
+    assert main([str(trace), "--open"]) == 0
+    (address,) = opened
+    made = Path(address.removeprefix("file://"))
+    assert f"the page is {made}" in capsys.readouterr().err
+    html = made.read_text(encoding="utf-8")
+    assert html.count('class="trace"') == 2
+    assert "A static batch is padded: 1105 places, sorted 898" in html
+    (tmp_path / "stories.toml").write_text("[other]")
+    made_traces.write(tmp_path / "one.jsonl", *made_traces.slots())
+    assert main([str(tmp_path / "one.jsonl"), "-o", str(tmp_path / "run.html")]) == 0
+    for text, words in (("[one]", "the story one has no 'stops'"), ("[one", "stories.toml: ")):
+        (tmp_path / "stories.toml").write_text(text)
+        assert words in error_of(capsys, tmp_path / "one.jsonl", "-o", tmp_path / "run.html")
+
+
 def test_command_line_refuses(tmp_path, capsys):
     one, html, own = tmp_path / "one.jsonl", tmp_path / "run.html", tmp_path / "own.html"
     made_traces.write(one, *made_traces.slots())
     own.write_text("<!doctype html>\n<title>mine</title>")
-    for arguments, says in (
-        ((one,), "the following arguments are required: -o/--output"),
-        ((one, one, one, "-o", html), "at most 2 traces"),
-        ((one, "-o", own), "was not made by replay"),
-        ((one, "-o", one), "is already used in this command"),
-        ((one, "-o", tmp_path), "not a regular file"),
-        ((tmp_path / "none.jsonl", "-o", html), "No such file"),
-        ((one, "-o", html, "--svg", "x"), "unrecognized arguments"),
-        ((), "the following arguments are required"),
-    ):
-        assert says in error_of(capsys, *arguments)
+    assert "say where the page goes" in error_of(capsys, one)
+    assert "at most 2 runs" in error_of(capsys, one, one, one, "-o", html)
+    assert "was not made by replay" in error_of(capsys, one, "-o", own)
+    assert "is already used in this command" in error_of(capsys, one, "-o", one)
+    assert "not a regular file" in error_of(capsys, one, "-o", tmp_path)
+    assert "No such file" in error_of(capsys, tmp_path / "none.jsonl", "-o", html)
+    assert "unrecognized arguments" in error_of(capsys, one, "-o", html, "--perfetto", "x")
+    assert "the following arguments are required" in error_of(capsys)
     assert own.read_text().endswith("<title>mine</title>")
     assert not html.exists()
 

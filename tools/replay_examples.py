@@ -1,10 +1,10 @@
-"""The pages in stagewise/replay/examples: runs that each show one thing, with a story about it.
+"""The traces in examples/traces: runs that each show one thing, with a story about it in stories.toml.
 
     python -m tools.replay_examples                       # makes all of them again
     python -m tools.replay_examples preemption beams      # only these
 
 They run the bundled model, greedily or with a seed, so the steps are the same on every machine; the times are those of
-the machine that made the pages.
+the machine that made the traces.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from typing import Any
 
 from stagewise import tracing
 from stagewise.replay.page import make_page
+from stagewise.replay.story import story_of
 from stagewise.stages import IDEAS, stage_of
-from stagewise.trace_file import Trace, lines_of
-from tools.story import read_stories, tell
+from stagewise.trace_file import Trace, lines_of, read_traces
 
-FOLDER = Path(__file__).parent.parent / "stagewise/replay/examples"
-REPEATS = 7  # runs of each engine; a page shows the fastest
+FOLDER = Path(__file__).parent.parent / "examples/traces"
+REPEATS = 7  # runs of each engine; the fastest is kept
 TALES = (
     "Once upon a time",
     "There was once a shy bear",
@@ -109,10 +109,12 @@ EXAMPLES: dict[str, tuple[Run, ...]] = {
 }
 
 
-def make(name: str, traces: list[Trace]) -> str:
-    """The page of an example, with its story."""
-    story = tell(read_stories()[name], traces)
-    return make_page(traces, {**story, "links": links(name, story["chapter"])})
+def make(name: str) -> str:
+    """The page of an example on the site, with its story."""
+    path = FOLDER / f"{name}.jsonl"
+    traces = read_traces(path)
+    story = story_of(path, traces)
+    return make_page(traces, story and {**story, "links": links(name, story["chapter"])})
 
 
 def links(name: str, chapter: str) -> list[tuple[str, str]]:
@@ -121,10 +123,13 @@ def links(name: str, chapter: str) -> list[tuple[str, str]]:
     following = names[(names.index(name) + 1) % len(names)]
     package = chapter.partition("/")[0]
     return [
-        (f"../../../{chapter}", f"Read the chapter: stage {list(IDEAS).index(package) + 1}, {IDEAS[package]}"),
+        (
+            f"../../{chapter.replace('.md', '.html')}",
+            f"Read the chapter: stage {list(IDEAS).index(package) + 1}, {IDEAS[package]}",
+        ),
         (f"{following}.html", f"Next story: {following.replace('_', ' ')}"),
-        ("../README.md", "All stories"),
-        ("../../../README.md", "The project: eight engines, built one idea at a time"),
+        ("../../stagewise/replay/README.html", "All stories"),
+        ("../../README.html", "The project: eight engines, built one idea at a time"),
     ]
 
 
@@ -135,8 +140,9 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := set(names) - EXAMPLES.keys():
         parser.error(f"there is no example {min(unknown)!r}; there are {', '.join(EXAMPLES)}")
     for name in names:
-        path = FOLDER / f"{name}.html"
-        path.write_text(make(name, list(map(least_disturbed, EXAMPLES[name]))), encoding="utf-8")
+        path, traces = FOLDER / f"{name}.jsonl", map(least_disturbed, EXAMPLES[name])
+        lines = [line for trace in traces for line in (trace.header, *trace.steps)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         print(f"{path}: {path.stat().st_size:,} bytes")
     return 0
 

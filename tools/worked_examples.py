@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))  # for the stages, and the reader of their traces
 from stagewise.cli import main as run_stage
 from stagewise.replay.state import Key, State
 from stagewise.stages import stage_of
-from stagewise.trace_file import Trace, read_trace
+from stagewise.trace_file import Trace, read_traces
 
 BLOCK = re.compile(r"<!-- worked: (python -m stage\d\d [^\n]+) -->\n.*?<!-- end of worked -->", re.DOTALL)
 
@@ -35,7 +35,7 @@ def run(stage: str, command: str) -> Trace:
         arguments = [*shlex.split(command)[3:], "--quiet", "--trace", str(path)]
         if run_stage(stage_of(stage), arguments, "worked_examples") != 0:
             raise ValueError(f"it fails: {command}")
-        return read_trace(path)
+        return read_traces(path)[0]
 
 
 def table(trace: Trace) -> str:

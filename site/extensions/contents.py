@@ -19,7 +19,7 @@ HEADINGS = {
 }
 RACE = re.compile(r"/ladder[\w.]*\.svg")
 WAYS = {  # below it: address -> label
-    "stagewise/replay/examples/static_and_continuous.html": "▶ Watch two engines, step by step",
+    "examples/traces/static_and_continuous.html": "▶ Watch two engines, step by step",
     "stage01_single/README.html": "Read chapter 1",
     "site/differences.html": "Walk through each stage's code",
 }

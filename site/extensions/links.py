@@ -1,10 +1,12 @@
 """Links that are right on GitHub are right on the site.
 
 Sphinx and MyST care for links between Markdown files. Here, a link to a source file or a folder leads to the page that
-shows it (extensions/sources.py makes those pages); a linked HTML file, such as a replay, is copied, and shown in the
-chapter below the paragraph that links to it. Pictures from the network become their words: reading fetches nothing.
+shows it (extensions/sources.py makes those pages); a linked trace (examples/traces) is a replay, made when the site is
+built, and shown in the chapter below the paragraph that links to it. Pictures from the network become their words:
+reading fetches nothing.
 """
 
+import functools
 import re
 import shutil
 from html import escape, unescape
@@ -19,11 +21,19 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util.osutil import relative_uri
 from sync_stages import ROOT
 
+from tools import replay_examples
+
 PICTURES = {".png", ".svg", ".jpg", ".gif", ".webp"}
-COPIED = {".html", *PICTURES}  # what a browser shows by itself
+COPIED = PICTURES  # what a browser shows by itself
+make_replay = functools.cache(replay_examples.make)
 MOST_BYTES = 200_000
 EMBEDDED = """<figure class="embedded"><figcaption><a href="{address}">{title} ↗</a>, as a page of its own</figcaption>
 <iframe src="{address}" title="{title}" loading="lazy"></iframe></figure>"""
+
+
+def is_trace(path: str) -> bool:
+    """Whether a file of the repository is the trace of an example."""
+    return (ROOT / path).parent == replay_examples.FOLDER and path.endswith(".jsonl")
 
 
 def can_be_shown(path: Path) -> bool:
@@ -66,6 +76,9 @@ class Links:
             self.shown.add(path)
             return join(path, "index.html")
         self.env.note_dependency(str(ROOT / path))
+        if is_trace(path):
+            self.copied.add(path.removesuffix("jsonl") + "html")
+            return path.removesuffix("jsonl") + "html"
         if Path(path).suffix in COPIED:
             self.copied.add(path)
             return path
@@ -94,8 +107,8 @@ class FileLinks(SphinxTransform):
         if address := links.address(target):
             reference = nodes.reference("", "", *node.children, refuri=address, internal=True)
             node.replace_self(reference)
-            if address.endswith(".html") and target.endswith(".html"):
-                embed(reference, address, title_of(ROOT / str(links.inside(target))))
+            if is_trace(path := str(links.inside(target))):
+                embed(reference, address, title_of(Path(path).stem))
 
     def _rewrite(self, node: nodes.raw, links: Links) -> None:
         def rewritten(match: re.Match) -> str:
@@ -107,11 +120,9 @@ class FileLinks(SphinxTransform):
         node += nodes.Text(text)
 
 
-def title_of(page: Path) -> str:
-    """What a page says that it shows; of several with one title, what its file is called."""
-    found = re.search(r"<title>(?:stagewise: )?(.*?)</title>", page.read_text(encoding="utf-8"))
-    name = page.stem.replace("_", " ")
-    return unescape(found[1]) if found and " " in found[1].strip() and "replay" not in found[1].lower() else name
+def title_of(name: str) -> str:
+    """What an example says that it shows."""
+    return unescape(re.search(r"<title>stagewise: (.*?)</title>", make_replay(name))[1])
 
 
 def embed(reference: nodes.reference, address: str, title: str) -> None:
@@ -175,7 +186,10 @@ def copy_files(app: Sphinx, exception: Exception | None) -> None:
     for path in sorted(set().union(*app.env.copied_files.values())) if exception is None else []:
         target = app.outdir / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / path, target)
+        if path.endswith(".html"):
+            target.write_text(make_replay(Path(path).stem), encoding="utf-8")
+        else:
+            shutil.copyfile(ROOT / path, target)
 
 
 def setup(app: Sphinx) -> dict:

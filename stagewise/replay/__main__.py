@@ -2,16 +2,20 @@
 
 python -m stage05 --prompts "Once upon a time" "There was once a shy bear" --trace trace.jsonl
 python -m stagewise replay trace.jsonl -o run.html
+python -m stagewise replay examples/traces/preemption.jsonl --open
 """
 
 import argparse
 import sys
+import tempfile
+import webbrowser
 from pathlib import Path
 
 from ..console import Outcome, naming, tell
 from ..parser import Parser
-from ..trace_file import read_trace
+from ..trace_file import read_traces
 from . import page
+from .story import story_of
 
 MOST_TRACES = 2
 
@@ -19,9 +23,9 @@ MOST_TRACES = 2
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("traces", type=Path, nargs="+", metavar="TRACE", help="one trace, or two to show side by side")
-    help = "the page; replaces an earlier page, but no other file"
-    add("-o", "--output", type=Path, required=True, metavar="FILE.html", help=help)
+    add("traces", type=Path, nargs="+", metavar="TRACE", help="a run, or two to show side by side, in one file or two")
+    add("-o", "--output", type=Path, metavar="FILE.html", help="the page; replaces an earlier page, but no other file")
+    add("--open", action="store_true", help="show the page in a browser; without -o it is a temporary file")
     return parser
 
 
@@ -40,15 +44,23 @@ def check_output(path: Path, traces: list[Path]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if len(args.traces) > MOST_TRACES:
-        raise ValueError(f"at most {MOST_TRACES} traces, got {len(args.traces)}")
-    check_output(args.output, args.traces)
-    traces = [read_trace(path) for path in args.traces]
-    for path, trace in zip(args.traces, traces, strict=True):
+    if args.output is None and not args.open:
+        raise ValueError("say where the page goes: -o FILE.html, or --open")
+    traces = [trace for path in args.traces for trace in read_traces(path)]
+    if len(traces) > MOST_TRACES:
+        raise ValueError(f"at most {MOST_TRACES} runs, got {len(traces)}")
+    story = story_of(args.traces[0], traces) if len(args.traces) == 1 else None
+    if args.output:
+        check_output(args.output, args.traces)
+    output = args.output or Path(tempfile.mkdtemp(prefix="stagewise-"), f"{args.traces[0].stem}.html")
+    for trace in traces:
         if trace.torn:
-            tell(f"{path}: the last line is incomplete and left out; {len(trace.steps)} steps remain")
-    with naming(args.output):
-        args.output.write_text(page.make_page(traces), encoding="utf-8")
+            tell(f"{trace.name}: the last line is incomplete and left out; {len(trace.steps)} steps remain")
+    with naming(output):
+        output.write_text(page.make_page(traces, story), encoding="utf-8")
+    if args.open:
+        tell(f"the page is {output}")
+        webbrowser.open(output.resolve().as_uri())
 
 
 def main(argv: list[str] | None = None, prog: str = "python -m stagewise replay") -> int:

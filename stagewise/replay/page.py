@@ -14,7 +14,7 @@ BEGIN = b"<!doctype html>\n<!-- stagewise replay:"  # every page begins with thi
 
 
 def make_page(traces: Sequence[Trace], story: dict | None = None) -> str:
-    """The page of one or two traces; `story` is tools/story.py's."""
+    """The page of one or two traces; `story` is what story.py tells."""
     heading = story["title"] if story else heading_of(traces)
     slots = {
         "origin": "made by python -m stagewise replay; its parts are in stagewise/replay/page",

@@ -13,6 +13,7 @@ import pytest
 from selenium import webdriver
 
 from tests import made_traces
+from tools import replay_examples
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = """--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
@@ -132,3 +133,17 @@ def make_page(tmp_path_factory):
         return page, paths
 
     return make
+
+
+@pytest.fixture(scope="session")
+def page_of(tmp_path_factory):
+    """A name -> the page of that example, as the site has it."""
+    folder = tmp_path_factory.mktemp("stories")
+
+    @functools.cache
+    def page(name):
+        path = folder / f"{name}.html"
+        path.write_text(replay_examples.make(name), encoding="utf-8")
+        return path
+
+    return page

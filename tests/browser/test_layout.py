@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.replay_examples import EXAMPLES, FOLDER
+from tools.replay_examples import EXAMPLES
 
 SIZES = [(390, 844), (768, 1024), (1024, 768), (1280, 800), (1440, 900), (1920, 1080)]
 LAYOUT = Path(__file__).with_name("layout.js").read_text(encoding="utf-8").replace('"use strict";', "", 1)
@@ -23,10 +23,10 @@ def test_overlapping_boxes_and_cut_lines_are_found(browser, tmp_path):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_layout_of_an_example(browser, name):
+def test_the_layout_of_an_example(browser, page_of, name):
     """At each of its stops, with either clock, and with all tools shown."""
     found = {}
-    browser.open(FOLDER / f"{name}.html")
+    browser.open(page_of(name))
     for width, height in SIZES:
         browser.size(width, height, mobile=width < 500)
         found[width] = browser(

@@ -8,7 +8,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from stagewise.replay.state import name, states
-from stagewise.trace_file import read_trace
+from stagewise.trace_file import read_traces
 from tests import made_traces
 from tests.browser.conftest import ROOT
 from tests.test_replay import MADE
@@ -19,13 +19,13 @@ AXE = ROOT / ".axe/package/axe.min.js"
 @pytest.fixture(scope="module", params=MADE)
 def made(request, make_page):
     page, (path,) = make_page(request.param.replace(" ", ""), MADE[request.param]())
-    return page, read_trace(path)
+    return page, read_traces(path)[0]
 
 
 @pytest.fixture(scope="module")
 def paged(make_page):
     page, (path,) = make_page("paged", MADE["stage 5"]())
-    return page, read_trace(path)
+    return page, read_traces(path)[0]
 
 
 def some_steps(trace, most=25):
@@ -103,7 +103,7 @@ def test_words_say_why(browser, paged):
 
 def test_hostile_texts_are_text(browser, make_page):
     page, (path,) = make_page("hostile", made_traces.hostile(*made_traces.paged()))
-    trace = read_trace(path)
+    trace = read_traces(path)[0]
     browser.open(page)
     seen = ""
     for number in range(0, len(trace.steps), 3):
@@ -268,7 +268,7 @@ def test_steps_may_be_appended(browser, paged):
 
 def test_two_traces_on_one_clock(browser, make_page):
     page, paths = make_page("two", made_traces.static(), made_traces.slots())
-    one, two = map(read_trace, paths)
+    (one,), (two,) = map(read_traces, paths)
     browser.open(page, "#clock=steps&trace=1&step=5")
     assert browser("return page.views.map((view) => view.number)") == [5, 5]
     browser("page.setClock('time'); page.renderNow()")

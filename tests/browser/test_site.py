@@ -41,7 +41,7 @@ def site():
 @pytest.fixture(scope="module")
 def texts(site):
     """Every page of the site itself: path -> its HTML."""
-    pages = [page for page in site.rglob("*.html") if "_static" not in page.parts and page.parent.name != "examples"]
+    pages = [page for page in site.rglob("*.html") if "_static" not in page.parts and page.parent.name != "traces"]
     return {page: page.read_text(encoding="utf-8") for page in sorted(pages)}
 
 
@@ -147,7 +147,7 @@ def test_folds_are_all_there(texts, site):
 
 
 def test_chapters_show_the_replays_they_link_to(texts, site):
-    linked = re.compile(r"\]\([^)]*replay/examples/(\w+)\.html")
+    linked = re.compile(r"\]\([^)]*examples/traces/(\w+)\.jsonl")
     shown = re.compile(r'<iframe src="[^"]*/(\w+)\.html"')
     chapters = {path: set(linked.findall(path.read_text(encoding="utf-8"))) for path in documents()}
     assert any(chapters.values())

@@ -1,5 +1,5 @@
 """Replays as stories: the stops of an example, its links, its end, and what is in sight; and that the widgets are to
-scale. The page is made here, of the traces of the committed one."""
+scale. The page is made here, of the committed traces."""
 
 import json
 import re
@@ -12,26 +12,11 @@ from stagewise.replay.page import make_page
 from stagewise.trace_file import Trace
 from tests import made_traces
 from tests.browser.test_page import AXE, position
-from tests.test_examples import embedded
-from tools.replay_examples import EXAMPLES, FOLDER, make
+from tests.test_examples import example
+from tools.replay_examples import EXAMPLES, FOLDER
 
 TWO = [name for name, runs in EXAMPLES.items() if len(runs) == 2]
 SIZES = {"laptop": (1440, 900), "small": (1024, 768), "frame": (736, 736)}  # frame: as a chapter shows it
-
-
-@pytest.fixture(scope="module")
-def page_of(tmp_path_factory):
-    """A name -> the page of that example."""
-    folder, made = tmp_path_factory.mktemp("stories"), {}
-
-    def page(name):
-        if name not in made:
-            runs = zip(EXAMPLES[name], embedded(name)[1], strict=True)
-            made[name] = folder / f"{name}.html"
-            made[name].write_text(make(name, [Trace(run.stage, header, steps) for run, (header, *steps) in runs]))
-        return made[name]
-
-    return page
 
 
 def told(browser):
@@ -244,10 +229,11 @@ def test_the_picture_shows_nothing_to_come_while_asking(browser, page_of):
 def test_a_story_leads_on(browser, page_of, name):
     browser.open(page_of(name))
     links = browser("return [...document.querySelectorAll('footer a')].map((link) => link.getAttribute('href'))")
-    assert all((FOLDER / link).exists() for link in links), links
+    sources = [link.replace(".html", ".jsonl" if "/" not in link else ".md") for link in links]
+    assert all((FOLDER / source).exists() for source in sources), links
     assert len(links) == 4
     assert links[1] != f"{name}.html"
-    assert "README.md" in links[3]
+    assert "README.html" in links[3]
 
 
 def test_forks_and_deaths_of_beams_are_drawn(browser, page_of):
@@ -261,7 +247,7 @@ def test_forks_and_deaths_of_beams_are_drawn(browser, page_of):
         "film.drawn = ''; page.renderNow(); Object.assign(own, { bezierCurveTo, lineTo }); film.drawQueue = queue;"
         "return [curves, lines]"
     )
-    (_, *steps) = embedded("beams")[1][0]
+    (_, *steps) = example("beams")[1][0]
     beams = [e["parents"] for step in steps for e in step["after"] if e["kind"] == "beams" and e["parents"]]
     assert curves == sum(parent != i for parents in beams for i, parent in enumerate(parents))
     died = sum(i not in parents for parents in beams[1:] for i in range(len(parents)))  # at first there is one
@@ -272,7 +258,7 @@ def test_forks_and_deaths_of_beams_are_drawn(browser, page_of):
 def test_a_lane_says_how_many_tokens_a_step_gave(browser, page_of):
     browser.open(page_of("speculation"))
     assert browser("return page.replays[0].gains") == []
-    (_, *steps) = embedded("speculation")[1][1]
+    (_, *steps) = example("speculation")[1][1]
     new = [sum(event["kind"] == "token" for event in step["after"]) for step in steps]
     gains = browser("return page.replays[1].gains.map(({ step, tokens }) => [step, tokens])")
     assert gains == [[i, number] for i, number in enumerate(new) if number > 1]
@@ -287,7 +273,7 @@ def test_the_end_is_an_end(browser, page_of, name):
     browser.open(page_of(name))
     browser.press(Keys.END)
     panels = browser.shown()
-    for number, (_, *steps) in enumerate(embedded(name)[1]):
+    for number, (_, *steps) in enumerate(example(name)[1]):
         ids = {e["request_id"] for step in steps for e in step["before"] if e["kind"] == "queued"}
         shown = panels[number]
         assert re.match(
@@ -304,7 +290,7 @@ def test_the_end_is_an_end(browser, page_of, name):
 
 def test_which_has_ended_says_so_and_when(browser, page_of):
     browser.open(page_of("static_and_continuous"))
-    lengths = [sum(bool(step["rows"]) for step in steps) for _, *steps in embedded("static_and_continuous")[1]]
+    lengths = [sum(bool(step["rows"]) for step in steps) for _, *steps in example("static_and_continuous")[1]]
     chips = "page.renderNow(); return [...document.querySelectorAll('.ended')].map((node) => node.textContent)"
     browser.go_to(lengths[1])
     assert browser(chips) == ["", ""]
@@ -333,7 +319,7 @@ def test_each_engine_s_end_is_labelled_and_letters_lie_over_the_playhead(browser
         "  written.push([text, x, context.canvas.className]); write.apply(this, arguments); };"
         "for (const film of page.films) film.drawn = ''; page.renderNow(); Ink.prototype.write = write; return written"
     )
-    lengths = [sum(bool(step["rows"]) for step in steps) for _, *steps in embedded("static_and_continuous")[1]]
+    lengths = [sum(bool(step["rows"]) for step in steps) for _, *steps in example("static_and_continuous")[1]]
     ends = [(text, x) for text, x, _ in written if text.startswith("ends")]
     assert [text for text, _ in ends] == [f"ends after {length} steps" for length in lengths]
     assert ends[0][1] > ends[1][1]
@@ -457,7 +443,7 @@ def test_the_budget_is_to_scale(browser, page_of):
     header, steps = made_traces.slots(budget=8192)
     for name, number in (("preemption", 40), ("chunked_prefill", 8)):
         browser.open(page_of(name), f"#step={number}")
-        header, *steps = embedded(name)[1][0]
+        header, *steps = example(name)[1][0]
         used = sum(row["num_tokens"] for row in steps[number]["rows"])
         bar, budget = box(browser, ".budget"), header["options"]["max_num_batched_tokens"]
         parts = browser("return [...document.querySelectorAll('.panel')][0].querySelectorAll('.budget span').length")
@@ -498,7 +484,7 @@ def test_the_order_of_admission_is_explained(browser, page_of):
     notes = browser("return [...document.querySelectorAll('.queue-note')].map((node) => node.textContent)")
     assert "the longest prompt first (sort_by_length)" in notes[0]
     assert "first come, first served" in notes[1]
-    (_, *steps), _ = embedded("padding")[1]
+    (_, *steps), _ = example("padding")[1]
     lengths = {e["request_id"]: len(e["prompt_token_ids"]) for e in steps[0]["before"] if e["kind"] == "queued"}
     waiting = [lengths[key.split("/")[0]] for key in browser.shown()[0]["waiting"]]
     assert len(waiting) == 3
@@ -547,7 +533,7 @@ def test_a_story_prints(browser, page_of):
 
 def test_a_story_is_text(browser, tmp_path):
     """No script of a story runs, wherever it is."""
-    (header, *steps), evil = embedded("preemption")[1][0], "</script><img src=x onerror=window.hit=1>"
+    (header, *steps), evil = example("preemption")[1][0], "</script><img src=x onerror=window.hit=1>"
     stop = {"trace": 0, "step": 3, "says": evil, "text": evil}
     story = {"title": evil, "message": evil, "look": "rows", "stops": [stop], "verdict": evil}
     path = tmp_path / "evil.html"

@@ -2,7 +2,7 @@
 // An example's story: stops in its run, each with a few sentences, and the result at the end.
 
 class Story {
-  /** told: {look, stops: [{trace, step, says, text}], verdict}, as tools/story.py makes it. */
+  /** told: {look, stops: [{trace, step, says, text}], verdict}, as story.py makes it. */
   constructor(page, { look, stops, verdict }) {
     Object.assign(this, { page, look, at: 0 });
     this.stops = [...stops, { says: "The result", text: verdict }]; // the last stop is at the end of the run

@@ -1,5 +1,5 @@
-"""Stories: what an example shows, told at stops in its run. stories.toml has the texts; the traces' numbers are filled
-in here.
+"""Stories: what a run shows, told at stops in it. A file `stories.toml` next to the traces has the texts, by the names
+of the traces; the traces' numbers are filled in here.
 
     title, message   the example's point, and its result in a few numbers
     chapter          where to read about it, from the root of the repository
@@ -22,9 +22,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stagewise.replay.state import Key, State, states
-from stagewise.stages import stage_of
-from stagewise.trace_file import Trace
+from ..console import naming
+from ..stages import stage_of
+from ..trace_file import Trace
+from .state import Key, State, states
 
 if sys.version_info >= (3, 11):
     import tomllib  # pyright: ignore[reportMissingImports]
@@ -32,8 +33,19 @@ else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 
-def read_stories() -> dict[str, dict]:
-    return tomllib.loads(Path(__file__).with_name("stories.toml").read_text(encoding="utf-8"))
+def story_of(path: Path, traces: Sequence[Trace]) -> dict | None:
+    """The story of the file with these traces, as `tell` returns it; None if there is none."""
+    source = path.with_name("stories.toml")
+    if not source.is_file():
+        return None
+    try:
+        with naming(source):
+            story = tomllib.loads(source.read_text(encoding="utf-8")).get(path.stem)
+        return None if story is None else tell(story, traces)
+    except KeyError as error:
+        raise ValueError(f"{source}: the story {path.stem} has no {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
 
 
 def tell(story: dict, traces: Sequence[Trace]) -> dict:
