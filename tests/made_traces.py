@@ -53,9 +53,9 @@ class Engine:
                 if i % 3 == 1
                 else self.tokens(self.random.randint(3, 90))
             )
-            self.requests.append(
-                dict(id=f"r{i}", index=0, prompt=prompt, output=[], most=self.random.randint(1, max_tokens), n=n)
-            )
+            for index in range(n):
+                most = self.random.randint(1, max_tokens)
+                self.requests.append(dict(id=f"r{i}", index=index, prompt=prompt, output=[], most=most, n=n))
 
     def tokens(self, number: int) -> list[int]:
         return [self.random.randrange(len(TEXTS)) for _ in range(number)]
@@ -184,7 +184,7 @@ def paged(
     size: int = 16,
     stage: str = "stage05_paged",
 ):
-    """From stage 5 on: blocks, a prefix cache, forks that share blocks, preemption."""
+    """From stage 5 on: blocks, a prefix cache, preemption."""
     options = dict(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, block_size=size)
     engine = Engine(stage, seed, num_requests, max_tokens, n, **options)
     engine.header["num_blocks"] = num_blocks
@@ -222,9 +222,6 @@ def paged(
             blocks.append(found[tuple(tokens[: (len(blocks) + 1) * size])])
         return blocks
 
-    def order(request: dict) -> tuple:
-        return *request["place"], request["index"]
-
     def enter(request: dict) -> None:
         for i in range(request["computed"] // size):
             key = tuple(sequence(request)[: (i + 1) * size])
@@ -233,24 +230,17 @@ def paged(
 
     while waiting or running:
         preempted = False
-        for request in sorted(running, key=order):
-            while request in running and (
-                len(request["blocks"]) * size < len(sequence(request)) or held[request["blocks"][-1]] > 1
-            ):
+        for request in sorted(running, key=lambda r: r["place"]):
+            while request in running and len(request["blocks"]) * size < len(sequence(request)):
                 if not free:
-                    last = max(running, key=order)
+                    last = max(running, key=lambda r: r["place"])
                     running.remove(last)
                     release(last, engine.before)
-                    waiting = sorted([*waiting, last], key=order)
+                    waiting = sorted([*waiting, last], key=lambda r: r["place"])
                     engine.event("preempted", last, engine.before)
                     preempted = True
-                elif len(request["blocks"]) * size < len(sequence(request)):
-                    request["blocks"].append(get())
                 else:
-                    source, target = request["blocks"][-1], get()
-                    held[source] -= 1
-                    request["blocks"][-1] = target
-                    engine.event("copied", request, engine.before, source=source, target=target)
+                    request["blocks"].append(get())
         left, rows = budget, []
         for request in sorted(running, key=lambda r: not r["output"]):
             left -= take(engine, request, left, rows, blocks=list(request["blocks"]))
@@ -293,24 +283,8 @@ def paged(
             num_blocks_saved=sum(shared) - len(shared),
         )
         for request in [r for r in running if r["computed"] == len(sequence(r))]:
-            siblings = [request]
-            if not request["output"] and not request["index"]:
-                siblings += [{**request, "index": i, "output": [], "blocks": []} for i in range(1, n)]
-            ended = [sibling for sibling in siblings if engine.sample(sibling)]
-            for sibling in ended:
-                engine.event("finished", sibling, engine.after, reason="length")
-            for sibling in [sibling for sibling in siblings[1:] if sibling not in ended]:
-                runs_now = len(running) < max_num_seqs
-                engine.event("forked", sibling, engine.after, parent=0, running=runs_now)
-                if runs_now:
-                    sibling["blocks"] = list(request["blocks"])
-                    for block in sibling["blocks"]:
-                        held[block] += 1
-                    running.append(sibling)
-                else:
-                    sibling["computed"] = 0
-                    waiting = sorted([*waiting, sibling], key=order)
-            if request in ended:
+            if engine.sample(request):
+                engine.event("finished", request, engine.after, reason="length")
                 running.remove(request)
                 release(request, engine.after)
         engine.record(rows, **memory)

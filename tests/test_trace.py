@@ -257,24 +257,39 @@ def test_what_happens_to_blocks(stage, small_checkpoint):
 
     llm = stage.traced(small_checkpoint, block_size=4)
     llm.generate([prompt], stage.SamplingParams(n=3, max_tokens=4, seed=1, ignore_eos=True))
-    assert [(e["index"], e["parent"], e["running"]) for e in events(llm.trace, "forked")] == [
-        (1, 0, True),
-        (2, 0, True),
-    ]
+    assert [e["num_cached_tokens"] for e in events(llm.trace, "admitted")] == [0, 12, 12]
+    assert [event["index"] for event in events(llm.trace, "queued")] == [0, 1, 2]
+    llm = stage.traced(small_checkpoint, block_size=4)
+    llm.beam_search([prompt], beam_width=3, max_tokens=4)
     copies = events(llm.trace, "copied")
-    assert len(copies) == 2  # the last of those that share the block may write to it
-    assert len({event["source"] for event in copies}) == 1
+    first = [event["index"] for event in copies if event["source"] == copies[0]["source"]]
+    assert first == [0, 1]  # the last of those that share the block may write to it
 
 
-@pytest.mark.parametrize("stage", STAGES[4:], ids=str)
-def test_completions_that_never_were_are_not_told(stage, small_checkpoint):
-    """A request for three is aborted before its first token, and another one is only scored."""
-    llm = traced(stage.stepper(small_checkpoint))
-    llm.add_request("gone", [1, 2, 3], stage.SamplingParams(n=3))
-    llm.abort_request("gone")
-    llm.add_request("scored", [4, 5, 6], stage.SamplingParams(n=2, max_tokens=0, prompt_logprobs=0))
-    llm.step()
-    assert [(e["request_id"], e["index"]) for e in events(llm.trace, "finished")] == [("gone", 0), ("scored", 0)]
+@pytest.mark.parametrize("stage", STAGES[3:], ids=str)
+def test_why_the_head_of_the_queue_waits(stage, small_checkpoint):
+    """The trace words the reason; the engine only says no."""
+    greedy = stage.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    prompts = random_prompts(211, [8, 8])
+
+    def reason(number=2, **options):
+        llm = traced(stage.stepper(small_checkpoint, **options, **stage.one_by_one))
+        for i in range(number):
+            llm.add_request(str(i), prompts[i], greedy)
+        for _ in range(3):
+            llm.step()
+        told = events(llm.trace, "refused")
+        return {name: value for name, value in told[0].items() if name not in ("kind", "index")} if told else None
+
+    assert reason() is None
+    assert reason(max_num_seqs=1) == {"request_id": "1", "reason": "running", "most": 1}
+    assert reason(max_num_batched_tokens=8) == {"request_id": "1", "reason": "budget"}
+    whole = dict(enable_chunked_prefill=False, max_num_batched_tokens=12, max_model_len=12)
+    assert reason(**whole) == {"request_id": "1", "reason": "whole", "needed": 8, "left": 4}
+    if stage.number > 4:
+        pool = dict(block_size=4, num_blocks=4, watermark=0.25)
+        assert reason(**pool) == {"request_id": "1", "reason": "blocks", "needed": 2, "free": 2, "reserve": 1}
+        assert reason(**{**pool, "watermark": 0.0}) == {"request_id": "1", "reason": "preempted"}
 
 
 @pytest.mark.covers("engine.py", "scheduler.py", "beam_search.py")
