@@ -10,6 +10,7 @@ import hashlib
 import os
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -18,6 +19,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(HERE)]
 from extensions.api import source_address as linkcode_resolve  # noqa: F401  Sphinx looks for it here
 from notebook_heads import repository, site_address
 from sync_stages import tomllib
+
+from tools import card
 
 project = "stagewise"
 version = release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
@@ -39,9 +42,17 @@ extensions = [
     "extensions.differences",
     "extensions.walks",
 ]
-own = [path for path in sorted(HERE.glob("*/*.*")) if path.parent.name in ("extensions", "static")]
+own = [path for path in sorted(HERE.glob("*/*.*")) if path.parent.name in ("extensions", "static", "templates")]
 # Where the site is published: derived from the repository's address in pyproject.toml, unless the environment says it.
 html_baseurl = os.environ.get("SITE_ADDRESS") or (site_address(repository()) if repository() else "")
+if html_baseurl:  # how links to a page look elsewhere, a page for addresses that lead nowhere, the list of all pages
+    extensions += ["sphinxext.opengraph", "notfound.extension", "sphinx_sitemap"]
+    ogp_site_url = html_baseurl
+    ogp_image, ogp_image_alt = "_static/race.png", card.ALT
+    ogp_social_cards = {"enable": False}
+    ogp_custom_meta_tags = ['<meta name="twitter:card" content="summary_large_image">']
+    notfound_urls_prefix = urlsplit(html_baseurl).path
+    sitemap_url_scheme, sitemap_excludes = "{link}", ["404.html", "search.html"]
 # Where this changes, all pages are made again.
 site_code = hashlib.sha256(b"".join([html_baseurl.encode(), version.encode(), *(path.read_bytes() for path in own)]))
 site_code = site_code.hexdigest()
@@ -73,6 +84,7 @@ html_theme_options = {
 if address := repository():  # a link to the repository above each page, and to the page's own source
     html_theme_options |= {"source_repository": f"{address}/", "source_branch": "main", "source_directory": ""}
 html_static_path = ["static"]
+templates_path = ["templates"]
 html_css_files = ["site.css"]
 html_js_files = [("site.js", {"defer": "defer"})]
 html_favicon = "static/favicon.svg"

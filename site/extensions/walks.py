@@ -53,7 +53,7 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict, str]]:
         walk, page = read_walk(stage), walk_page(stage)
         sources = [ROOT / folder / stop.file for stop in walk.stops for folder in (stop.stage, stop.before)]
         if not is_fresh(app, page, walk_file(stage), *(path for path in sources if path.exists())):
-            context = dict(title=f"A walk through stage {int(stage[5:7])}", body=body(walk), description=walk.intro)
+            context = dict(title=f"A walk through stage {int(stage[5:7])}", body=body(walk))
             yield page.removesuffix(".html"), context, "page.html"
 
 

@@ -1,20 +1,11 @@
 "use strict";
-// Unfolds the unchanged lines of a difference, steps through a walk, and adds what a keyboard and a screen reader need.
+// Steps through a walk, and adds what a keyboard and a screen reader need.
 
 for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.setAttribute("aria-level", "2");
 document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", "All pages");
 document.querySelector(".toc-drawer")?.setAttribute("aria-label", "This page");
 const letKeysScroll = (box) => box.scrollWidth > box.clientWidth && (box.tabIndex = 0);
 document.querySelectorAll("pre, .table-wrapper, .diagram").forEach(letKeysScroll);
-
-for (const button of document.querySelectorAll(".side-by-side .fold button")) {
-  button.setAttribute("aria-expanded", "false");
-  button.addEventListener("click", () => {
-    const lines = button.closest("tbody").nextElementSibling;
-    lines.hidden = !lines.hidden;
-    button.setAttribute("aria-expanded", String(!lines.hidden));
-  });
-}
 
 const walk = document.querySelector(".walk");
 if (walk) {
