@@ -101,7 +101,7 @@ MILESTONES = [
         4, "slots", "slots", "stage04_continuous", (90, 120),
         {
             "scheduler.py": (
-                "Scheduler.add", "Scheduler.schedule", "Scheduler._blocked_by", "Scheduler._row", "Scheduler._admit",
+                "Scheduler.add", "Scheduler.schedule", "Scheduler._can_admit", "Scheduler._row", "Scheduler._admit",
                 "Scheduler.remove",
             ),
             "engine.py": ("Engine.add", "Engine.abort", "Engine.step", "Engine.commit"),
@@ -120,7 +120,7 @@ MILESTONES = [
                 "BlockManager.free", "BlockManager._pop_free", "BlockManager._incref", "BlockManager._decref",
             ),
             "scheduler.py": (
-                "Scheduler.schedule", "Scheduler._blocked_by", "Scheduler._admit", "Scheduler._reserve_blocks",
+                "Scheduler.schedule", "Scheduler._can_admit", "Scheduler._admit", "Scheduler._reserve_blocks",
                 "Scheduler.preempt",
             ),
             "engine.py": ("Engine.check_fits", "Engine.step"),
@@ -134,7 +134,6 @@ MILESTONES = [
             "BlockManager._find_cached": "return []  # milestone 6",
             "BlockManager._key": "raise NotImplementedError  # milestone 6",
             "BlockManager._evict": "raise NotImplementedError  # milestone 6",
-            "BlockManager.fork": "raise NotImplementedError  # milestone 6",
         }},
         verbs=(
             "check_blocks", "check_block_schedule", "check_block_admission", "check_block_batch", "check_block_cache",
@@ -145,7 +144,7 @@ MILESTONES = [
         {
             "block_manager.py": (
                 "BlockManager.cache_full_blocks", "BlockManager._find_cached", "BlockManager._key",
-                "BlockManager._evict", "BlockManager.fork",
+                "BlockManager._evict",
             ),
         },
         verbs=("check_sharing", "check_found"),

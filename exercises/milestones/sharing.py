@@ -2,9 +2,8 @@
 
 from exercises.grading import expect, require
 
-from .blocks import BLOCK, num_blocks, paged
+from .blocks import BLOCK, paged
 from .lab import Lab, Missing, greedy, prompts_of, seeded
-from .slots import stepped
 
 WHOLE_PREFIX = (
     "a block was found by its own tokens alone, but keys and values depend on all tokens before them: a block's key "
@@ -111,59 +110,3 @@ def check_eviction(lab: Lab) -> None:
     case = "num_blocks=8: a request that needs all of them, after all that"
     prompt = prompts_of(20, seed=9)[0]
     cached(lab, case, llm, prompt, 8 * BLOCK - 20 + 1)
-
-
-def check_completions(lab: Lab) -> None:
-    """several completions of a prompt: computed once, shared, and copied when one writes"""
-    if not lab.has("n", 2):
-        raise Missing("SamplingParams has no 'n'")
-    prompt, num, llm = prompts_of(10, seed=10)[0], 9, paged(lab, block_size=BLOCK, max_num_seqs=4)
-    case = f"a prompt of 10 tokens, n=3, 9 tokens each, block_size={BLOCK}: its last block is not full"
-    with lab.case(case):
-        output = llm.generate([prompt], lab.params(seeded(num, 5, n=3, logprobs=1)))[0]
-        completions = [list(one.token_ids) for one in output.outputs]
-        logprobs = [[e[i].logprob for e, i in zip(one.logprobs, one.token_ids, strict=True)] for one in output.outputs]
-    require(len({tuple(one) for one in completions}) == 3, case, "three that differ", completions)
-    network, model = lab.network(lab.model()), "the model's log-probabilities of these very tokens"
-    for i, ids in enumerate(completions):
-        right = [float(network.logits(prompt + ids[:t]).log_softmax(-1)[ids[t]]) for t in range(num)]
-        expect(
-            f"{case}: completion {i}, {model}",
-            logprobs[i],
-            right,
-            tolerance=1e-3,
-            likely="one completion wrote to a block that several hold: the first to write takes a copy",
-        )
-    (computed,) = lab.counted(llm, "num_tokens_computed")
-    enough = 10 + 3 * (num - 1)
-    known = {3 * (10 + num - 1): "the prompt was computed for each of them"}
-    require(
-        computed == enough,
-        f"{case}: tokens computed",
-        enough,
-        f"you computed {computed} tokens where {enough} suffice",
-        known.get(computed, ""),
-    )
-    one = lab.run("the same with n=1", [prompt], seeded(num, 5), llm)[0].token_ids
-    expect("completion 0 with n=3, and the only one with n=1", completions[0], one)
-    pool = num_blocks(10 + num - 1) + 1
-    case = f"n=3 in a pool of {pool} blocks, too small for three of them at once"
-    again = lab.llm(block_size=BLOCK, num_blocks=pool)
-    with lab.case(case):
-        output = again.generate([prompt], lab.params(seeded(num, 5, n=3)))[0]
-    expect(case, [list(one.token_ids) for one in output.outputs], completions)
-
-
-def check_waiting_completions(lab: Lab) -> None:
-    """completions that wait: at most max_num_seqs run at once"""
-    if not lab.has("n", 2):
-        raise Missing("SamplingParams has no 'n'")
-    case, llm, num = "two prompts, n=2, 9 tokens each, max_num_seqs=3", stepped(lab, max_num_seqs=3), 9
-    with lab.case(case):
-        for name, prompt in zip("ab", prompts_of(10, 7, seed=11), strict=True):
-            llm.add_request(name, prompt, lab.params(seeded(num, 5, n=2)))
-        while llm.has_unfinished_requests():
-            llm.step()
-    (num_forwards,) = lab.counted(llm, "num_forwards")
-    least, likely = 2 * 2 * num // 3, "the others wait until more may run: `num_free_seqs` says how many may join"
-    require(num_forwards >= least, case, f"at least {least} forward passes", num_forwards, likely)

@@ -554,12 +554,7 @@ def check_blocks(lab: Lab) -> None:
         a.output_token_ids.append(9)
         manager.append(a)
         after, said = list(manager.block_table(a)), "the last block has room for it: nothing changes"
-        expect(
-            f"{case}: A gets a seventh token: its blocks, and copies",
-            (after, manager.pop_copies()),
-            (before, []),
-            likely=said,
-        )
+        expect(f"{case}: A gets a seventh token: its blocks", after, before, likely=said)
         manager.allocate(b)
         tables = [list(manager.block_table(one)) for one in (a, b)]
         expect(f"{case}: B has 4: the blocks of both", sorted(tables[0] + tables[1]), [0, 1, 2])
@@ -589,7 +584,7 @@ def check_block_schedule(lab: Lab) -> None:
     expect(f"{case}: rows of five steps", seen, expected, likely=likely)
     kept = b.num_computed_tokens, len(b.output_token_ids)
     expect(f"{case}: B's computed tokens then, and its output", kept, (0, 3))
-    expect(f"{case}: num_preempted", scheduler.pop_preemptions(), 1, likely="B was preempted once")
+    expect(f"{case}: B's num_preemptions", b.num_preemptions, 1, likely="B was preempted once")
     case = "A and B have 4 tokens, C 2, two blocks of 4: A and B need another block in the same step"
     with lab.case(case):
         manager = manager_of(lab, 2, enable_prefix_caching=False)
@@ -627,6 +622,7 @@ def check_block_admission(lab: Lab) -> None:
     kind = part(lab, "scheduler", "Scheduler")
     for lengths, blocks, reserve, whole, right, likely in (
         ((4, 2, 2), 9, 0, False, [("A", 4), ("B", 2)], "no token of the step is left for C"),
+        ((4, 12, 2), 3, 0, False, [("A", 4)], "C comes after B, which waits for blocks"),
         (
             (4, 5, 2),
             9,
@@ -636,7 +632,7 @@ def check_block_admission(lab: Lab) -> None:
             "B's prompt must come whole, only two tokens of the step are left, and C comes after B",
         ),
         ((4, 2), 9, 0, True, [("A", 4), ("B", 2)], "B's prompt fits into what is left of the step"),
-        ((4, 2), 2, 0, False, [("A", 4), ("B", 2)], "the other block is free, and B overtakes nobody"),
+        ((4, 2), 2, 0, False, [("A", 4), ("B", 2)], "the other block is free"),
         ((4, 2), 2, 1, False, [("A", 4)], "one block is free, which is the reserve for running requests"),
         ((5,), 2, 1, False, [("A", 5)], "no request runs, so no reserve is needed"),
     ):
@@ -658,50 +654,12 @@ def check_block_admission(lab: Lab) -> None:
         case = f"prompts of {lengths} tokens, 6 tokens a step"
         with lab.case(case):
             scheduler = kind(manager_of(lab, 9, enable_prefix_caching=False), 3, 6)
-            names = {request(lab, range(1, length + 1)): name for length, name in zip(lengths, "ABC", strict=True)}
-            for one in names:
-                scheduler.add(one)
-            for one, count, ready in scheduler.schedule():
-                one.num_computed_tokens += count
-                one.output_token_ids += [11] * bool(ready)
-            scheduler.running.reverse()  # B, then A: a prompt's further completions also join after later requests
-            rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
-        expect(f"{case}, B before A in `running`: rows of the second step", rows, right, likely=likely)
+            names = queued(lab, scheduler, lengths)
+            stepped(scheduler, names)
+            rows = scheduled(scheduler, names)
+        expect(f"{case}: rows of the second step", rows, right, likely=likely)
     likely = "`schedule` adds one to `self.num_steps`, which the policies use"
     expect(f"{case}: num_steps after it", scheduler.num_steps, 2, likely=likely)
-    case = "A (4 tokens) runs in three blocks of 4, B (12) needs all, and C (2) has another priority: the rows"
-    with lab.case(case):
-        scheduler = kind(manager_of(lab, 3, enable_prefix_caching=False), 3, 6)
-        a, b, c = (request(lab, range(1, length + 1)) for length in (4, 12, 2))
-        c.priority, names = 1, {a: "A", b: "B", c: "C"}
-        for one in names:
-            scheduler.add(one)
-        rows = scheduled(scheduler, names)
-    expect(case, rows, [("A", 4)], likely="C may not overtake B: `_may_overtake` says so")
-    case = "A (4 tokens) runs in four blocks of 4, B (16) needs all, and C (12) the three that are free: the rows"
-    with lab.case(case):
-        scheduler = kind(manager_of(lab, 4, enable_prefix_caching=False), 3, 32)
-        names = {request(lab, range(1, length + 1)): name for length, name in zip((4, 16, 12), "ABC", strict=True)}
-        for one in names:
-            scheduler.add(one)
-        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
-    likely = "a request that overtakes must leave a free block for each running one; C would leave none for A"
-    expect(case, rows, [("A", 4)], likely=likely)
-    case = "policy fcfs, A (3 tokens) and B (6) have all three blocks, and C, which ranks before B, needs one"
-    with lab.case(case):
-        scheduler = kind(manager_of(lab, 3, enable_prefix_caching=False), 4, 16)
-        a, b, c = (request(lab, range(1, length + 1)) for length in (3, 6, 2))
-        names = {a: "A", b: "B", c: "C"}
-        for one in (a, b):
-            scheduler.add(one)
-        for one, count, _ in scheduler.schedule():
-            one.num_computed_tokens += count
-            one.output_token_ids.append(11)
-        c.rank = (a.rank[0], (a.rank[1] + b.rank[1]) / 2)
-        scheduler.add(c)
-        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
-    likely = "only the policy `fair` preempts for a request that waits"
-    expect(f"{case}: rows of the second step", rows, [("A", 1), ("B", 1)], likely=likely)
     case = "A (4 tokens) and B (8) have all three blocks; A needs another, and C, which ranks before B, needs one"
     with lab.case(case):
         scheduler = kind(manager_of(lab, 3, enable_prefix_caching=False), 4, 16)
@@ -769,7 +727,7 @@ def check_block_cache(lab: Lab) -> None:
 
 
 def check_sharing(lab: Lab) -> None:
-    """blocks: the chapter's two prompts share their first block; a fork copies when it writes"""
+    """blocks: the chapter's two prompts share their first block"""
     case = "chapter 5's prompts: six tokens each, the first four the same, blocks of 4"
     with lab.case(case):
         manager = manager_of(lab, 6)
@@ -786,23 +744,12 @@ def check_sharing(lab: Lab) -> None:
         manager.check_integrity()
         b.output_token_ids.append(9)
         manager.append(b)
-        kept = manager.block_table(b) == second, manager.pop_copies()
         likely = "only the last block is written, and only B holds it"
-        expect(f"{case}: B gets a seventh token: whether its blocks stay, and copies", kept, (True, []), likely=likely)
-        child = request(lab, [1, 2, 3, 4, 5, 6])
-        free = manager.num_free
-        manager.fork(a, child)
-        expect(f"{case}: free blocks that a fork of A takes", free - manager.num_free, 0)
-        child.output_token_ids.append(9)
-        manager.append(child)
-        copies, right = [tuple(pair) for pair in manager.pop_copies()], [(first[1], manager.block_table(child)[1])]
-        likely = "the block that is written is shared, so the first to write takes a copy"
-        expect(f"{case}: the fork writes its seventh token: copies", copies, right, likely=likely)
-        manager.check_integrity()
+        expect(f"{case}: B gets a seventh token: its blocks", list(manager.block_table(b)), second, likely=likely)
 
 
 def check_found(lab: Lab) -> None:
-    """blocks: a hit means the same whole prefix, also with duplicates and forks"""
+    """blocks: a hit means the same whole prefix, also with duplicates"""
     case = "blocks of 4; A has 1 to 4, 5 to 8 and 9 9 9 9, B the same except 5 5 5 5 in its second block"
     with lab.case(case):
         manager = manager_of(lab, 20)
@@ -884,24 +831,6 @@ def check_found(lab: Lab) -> None:
     }
     likely = "free blocks that are not in the cache are taken first"
     expect(f"{case}: found for A's tokens, each time", found, [8, 4], said, likely=likely)
-    case = "A has 10 tokens and is forked; then A gets 9 9 and the fork 8 8, and both are entered"
-    with lab.case(case):
-        manager, a, child = manager_of(lab, 20), request(lab, range(1, 11)), request(lab, range(1, 11))
-        manager.allocate(a)
-        manager.cache_full_blocks(a, 10)
-        manager.fork(a, child)
-        for one, token in ((a, 9), (child, 8)):
-            for _ in range(2):
-                one.output_token_ids.append(token)
-                manager.append(one)
-        for one in (a, child):
-            manager.cache_full_blocks(one, 12)
-        copies = len(manager.pop_copies())
-        found = [manager.allocate(request(lab, [*range(1, 11), token, token, 7])) for token in (9, 8)]
-        manager.check_integrity()
-    expect(f"{case}: copies", copies, 1, likely="A copies the last block; then the fork alone holds it")
-    likely = "a fork has its own table, and its list of prefix ids is a copy too"
-    expect(f"{case}: found for A's 12 tokens, and for the fork's", found, [12, 12], {likely: [12, 8]})
     case = "num_blocks_to_allocate for 9 tokens, 8 of which are found in two of A's blocks"
     with lab.case(case):
         manager, a, b = manager_of(lab, 20), request(lab, range(1, 9)), request(lab, range(1, 10))
@@ -962,7 +891,7 @@ def check_verified(lab: Lab) -> None:
             manager.allocate(one)
         a.num_computed_tokens = 4
         manager.extend(a, 2)
-        batch = of([row(a, 1, True), row(b, 2, True)], manager, 0, {a: [6, 7]})
+        batch = of([row(a, 1, True), row(b, 2, True)], manager, {a: [6, 7]})
         for one, token in ((a, 6), (b, 9)):
             one.output_token_ids.append(token)
         batch = batch.verified()
@@ -1113,7 +1042,7 @@ def check_stepped(lab: Lab) -> None:
     with lab.case(case), torch.inference_mode():
         engine.speculator.drafter = Fixed()
         stepper.add_request("a", prompt, lab.params({"temperature": 0, "max_tokens": 8}))
-        one = stepper.unfinished["a"]
+        (one,) = stepper.unfinished["a"]
         engine.step()
         engine.speculator.drafter = Fixed(*((token + 1) % END for token in right[1:5]))
         engine.step()
