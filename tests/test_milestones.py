@@ -179,6 +179,7 @@ MISTAKES = [
     Mistake("the drafter is asked for nothing", 7, 7, "don't call the drafter, which takes time", [("speculator.py", "self.drafter.draft(counts) if any(counts.values()) else {}", "self.drafter.draft(counts)")]),
     Mistake("token 0 is none", 7, 7, "0 is an ordinary token", [("speculator.py", "not 0 <= token_id < size", "not 0 < token_id < size")]),
     Mistake("a key has the first prefix id", 5, 6, "the last of `prefix_ids`", [("block_manager.py", "Key(prefix_ids[-1] if", "Key(prefix_ids[0] if")]),
+    Mistake("a shared block is freed with its first holder", 5, 6, "A still holds the block", [("block_manager.py", "if self.ref_counts[block] == 0:\n            self._free[block] = None", "if True:\n            self._free[block] = None")]),
     Mistake("a duplicate takes the entry", 5, 6, "do not agree", [("block_manager.py", "if key not in self._entries:", "if True:")]),
     Mistake("rows and columns are added up", 3, 3, "as the longest prompt plus the longest output", [("engine.py", "len(larger) * self.cache_len(larger) > room", "len(larger) + self.cache_len(larger) > room")]),
     Mistake("sorted in any case", 2, 2, "in the given order", [("engine.py", "if self.config.sort_by_length:", "if True:")]),
@@ -196,6 +197,7 @@ MISTAKES = [
     Mistake("a batch of a block's other holders", 5, 6, "only the last block is written", [("block_manager.py", "self.ref_counts[blocks[-1]] > 1", "self.ref_counts[blocks[0]] > 1")]),
     Mistake("found blocks cost nothing", 5, 6, "because they are free", [("block_manager.py", "num_new + sum(self.ref_counts[block] == 0 for block, _ in found)", "num_new")]),
     Mistake("no reserve", 5, 5, "which is the reserve for running requests", [("scheduler.py", "reserve = manager.watermark_blocks if self.running else 0", "reserve = 0")]),
+    Mistake("more run than may", 5, 5, "`max_num_seqs` is 3", [("scheduler.py", "len(self.running) >= self.max_num_seqs or ", "")]),
     Mistake("a request that fits goes ahead", 5, 5, "C comes after B, which waits for blocks", [
         ("scheduler.py", "self._can_admit(self.waiting[0], budget):", "any(self._can_admit(request, budget) for request in self.waiting):"),
         ("scheduler.py", "request = self.waiting.pop(0)", "request = next(request for request in self.waiting if self._can_admit(request, budget))\n            self.waiting.remove(request)"),

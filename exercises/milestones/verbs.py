@@ -357,8 +357,8 @@ def check_batches(lab: Lab) -> None:
 
 
 def queued(lab: Lab, scheduler: Any, lengths: Sequence[int]) -> dict[Any, str]:
-    """New requests in a scheduler's queue with prompts of these lengths, and their names: A, B, C."""
-    names = {request(lab, range(1, length + 1)): name for length, name in zip(lengths, "ABC", strict=False)}
+    """New requests in a scheduler's queue with prompts of these lengths, and their names: A to D."""
+    names = {request(lab, range(1, length + 1)): name for length, name in zip(lengths, "ABCD", strict=False)}
     for one in names:
         scheduler.add(one)
     return names
@@ -622,6 +622,7 @@ def check_block_admission(lab: Lab) -> None:
     kind = part(lab, "scheduler", "Scheduler")
     for lengths, blocks, reserve, whole, right, likely in (
         ((4, 2, 2), 9, 0, False, [("A", 4), ("B", 2)], "no token of the step is left for C"),
+        ((1, 1, 1, 1), 9, 0, False, [("A", 1), ("B", 1), ("C", 1)], "`max_num_seqs` is 3: D waits"),
         ((4, 12, 2), 3, 0, False, [("A", 4)], "C comes after B, which waits for blocks"),
         (
             (4, 5, 2),
@@ -746,6 +747,9 @@ def check_sharing(lab: Lab) -> None:
         manager.append(b)
         likely = "only the last block is written, and only B holds it"
         expect(f"{case}: B gets a seventh token: its blocks", list(manager.block_table(b)), second, likely=likely)
+        manager.free(b)
+        likely = "A still holds the block that they shared"
+        expect(f"{case}: B is freed: free blocks of six", manager.num_free, 3, likely=likely)
 
 
 def check_found(lab: Lab) -> None:
