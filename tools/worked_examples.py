@@ -60,9 +60,10 @@ def table(trace: Trace) -> str:
 
 
 def name(state: State, key: Key) -> str:
-    """A, B, C …; or A1, A2 … if the request has several completions."""
+    """A, B, C …; or A1, A2 … if the request has several completions, or beams."""
     letter = chr(ord("A") + int(key[0]))
-    return f"{letter}{key[1] + 1}" if state.completions[key].n > 1 else letter
+    several = sum(request_id == key[0] for request_id, _ in state.completions) > 1
+    return f"{letter}{key[1] + 1}" if several else letter
 
 
 def computed(state: State, key: Key, texts: dict[str, str]) -> str:
@@ -83,8 +84,12 @@ def written(token: int, texts: dict[str, str]) -> str:
 
 
 def outcome(step: dict, key: Key, texts: dict[str, str]) -> str:
-    """The token that a completion gets in a step, and a square if it is the last."""
-    own = [event for event in step["after"] if (event.get("request_id"), event.get("index")) == key]
+    """The token that a completion gets in a step, and a square if it is the last. All beams of a search end together."""
+    own = [
+        event
+        for event in step["after"]
+        if event.get("request_id") == key[0] and (event.get("index") == key[1] or event.get("reason") == "beams")
+    ]
     tokens = [f" → {written(event['token_id'], texts)}" for event in own if event["kind"] == "token"]
     return "".join(tokens + [" ■" for event in own if event["kind"] == "finished"])
 
