@@ -160,7 +160,7 @@ function restInWords(state) {
 /** The order in which waiting requests are admitted. */
 function orderInWords({ options }) {
   if (options.sort_by_length) return "the longest prompt first (sort_by_length)";
-  const orders = { fair: "callers in turns", priority: "by priority", shortest: "the shortest prompt first" };
+  const orders = { priority: "by priority", shortest: "the shortest prompt first" };
   return options.policy in orders ? `${orders[options.policy]} (policy ${options.policy})` : "first come, first served";
 }
 
