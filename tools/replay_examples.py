@@ -78,7 +78,7 @@ LATE = ((TALES[0], TALES[1], TALES[3], LONG, TALES[5]), (8, 20, 20, 8, 8))  # th
 CHUNKS = {"max_num_seqs": 3, "max_model_len": 160, "max_num_batched_tokens": 16}
 WHOLE = {"max_num_seqs": 3, "max_model_len": 160, "max_num_batched_tokens": 160, "enable_chunked_prefill": False}
 SHARED = tuple(f"{LONG} {end}" for end in ("the sun", "a boat", "a bear", "his friends"))
-TOO_LONG, TOO_FEW = f"{LONG} {TALES[4]}", {"num_blocks": 6, "watermark": 0.0}  # it waits; others fit next to TALES[4]
+TOO_LONG, TOO_FEW = f"{LONG} {TALES[4]}", {"num_blocks": 6, "watermark": 0.0}  # it waits; others would fit
 DRAWN = {"n": 4, "temperature": 0.8, "seed": 3}
 SAMPLED = {"temperature": 0.8, "seed": 1}
 FEW = {"num_blocks": 8}
@@ -96,7 +96,7 @@ EXAMPLES: dict[str, tuple[Run, ...]] = {
     "chunked_prefill": (Run("stage04_continuous", *LATE, WHOLE), Run("stage04_continuous", *LATE, CHUNKS)),
     "slots_and_blocks": (Run("stage04_continuous", TALES, TAIL, SMALL), Run("stage05_paged", TALES, TAIL, SMALL)),
     "shared_prefix": (Run("stage05_paged", SHARED, (12, 8, 8, 8), {"max_num_seqs": 2, "num_blocks": 24}),),
-    "completions": (Run("stage05_paged", TALES[6:7], (24,), {"max_num_seqs": 4, "num_blocks": 16}, DRAWN),),
+    "completions": (Run("stage05_paged", (LONG,), (24,), {"max_num_seqs": 4, "num_blocks": 16}, DRAWN),),
     "preemption": (Run("stage05_paged", TALES[:5], (40,) * 5, {"num_blocks": 9, "watermark": 0.0}),),
     "head_of_line": (
         Run("stage05_paged", (TALES[4], TOO_LONG, TALES[3], TALES[5], TALES[7]), (24, 4, 12, 8, 8), TOO_FEW),

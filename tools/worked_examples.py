@@ -84,7 +84,7 @@ def written(token: int, texts: dict[str, str]) -> str:
 
 
 def outcome(step: dict, key: Key, texts: dict[str, str]) -> str:
-    """The token that a completion gets in a step, and a square if it is the last. All beams of a search end together."""
+    """The token that a completion gets in a step, and a square if it is the last; beams end together."""
     own = [
         event
         for event in step["after"]

@@ -22,10 +22,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+<<<<<<< HEAD:stagewise/replay/story.py
 from ..console import naming
 from ..stages import stage_of
 from ..trace_file import Trace
 from .state import Key, State, states
+=======
+from stagewise.replay.state import Key, State, states
+from stagewise.trace_file import Trace
+>>>>>>> e9c417f2 (Stories: completions find each other's blocks, and the head of the queue makes all after it wait):tools/story.py
 
 if sys.version_info >= (3, 11):
     import tomllib  # pyright: ignore[reportMissingImports]
@@ -84,12 +89,6 @@ def filled(text: str, numbers: dict[str, Any]) -> str:
         raise ValueError(f"there is no {error} for {text!r}") from None
 
 
-def num_passing(step: dict) -> int:
-    """How many requests are admitted in a step after an earlier one was refused."""
-    kinds = [event["kind"] for event in step["before"]]
-    return kinds[kinds.index("refused") :].count("admitted") if "refused" in kinds else 0
-
-
 class Run:
     """The numbers of a whole trace.
 
@@ -103,7 +102,7 @@ class Run:
         largest: the most tokens in a step after the first.
         output, prompts, cached: tokens generated, in all prompts, found in the prefix cache.
         finished, completions: how many there are.
-        preemptions, copied: how many there were; passing: requests admitted in a step after one that was refused.
+        preemptions, copied: how many there were.
         blocks, block_size, most_held, slots, longest, budget: sizes of the KV cache and of a step, where they apply.
         prompt: the length of each request's prompt.
     """
@@ -137,14 +136,8 @@ class Run:
         self.finished = sum(completion.status == "finished" for completion in state.completions.values())
         self.preemptions, self.copied = state.counts["preemptions"], events["copied"]
         admitted = [event for step in steps for event in step["before"] if event["kind"] == "admitted"]
-        self.passing = sum(map(num_passing, steps))
         self.cached = sum(event.get("num_cached_tokens") or 0 for event in admitted)
         self.most_held = max(moment["step"]["held"] for moment in self.moments)
-
-    @property
-    def ahead(self) -> int:
-        """How many later requests the engine lets overtake one that waits for memory."""
-        return stage_of(self.trace.header["stage"]).AHEAD
 
     def _look(self, state: State, step: dict) -> dict[str, Any]:
         """The numbers of a step: under "step" for all completions, and under each completion's key its own."""
