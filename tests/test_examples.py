@@ -7,14 +7,9 @@ from html import escape
 
 import pytest
 
-<<<<<<< HEAD
-from stage05_paged.scheduler import AHEAD
 from stagewise.replay.story import tomllib
 from stagewise.trace_file import read_traces
-=======
-from stagewise.trace_file import Trace, check_header, check_step
 from tests.adapter import ROOT
->>>>>>> e9c417f2 (Stories: completions find each other's blocks, and the head of the queue makes all after it wait)
 from tools.replay_examples import EXAMPLES, FOLDER, main, make
 
 MOST_BYTES = 400_000
@@ -220,13 +215,8 @@ def test_verdicts_are_what_the_traces_say():
 
 
 def test_who_waits_for_memory_waits_by_arithmetic():
-<<<<<<< HEAD
-    """Blocks taken and free add up to the pool, B needs more than are free, and what is said of the exception holds."""
-    (told, ((*steps,),), html), story = story_of("head_of_line"), example("head_of_line")[1][0]
-=======
     """Blocks taken and free add up to the pool, B needs more than are free, and those after it would have fit."""
-    (told, ((*steps,),), _), story = story_of("head_of_line"), embedded("head_of_line")[1][0]
->>>>>>> e9c417f2 (Stories: completions find each other's blocks, and the head of the queue makes all after it wait)
+    (told, ((*steps,),), _), story = story_of("head_of_line"), example("head_of_line")[1][0]
     (event,) = (event for event in steps[0]["before"] if event["kind"] == "refused")
     taken, blocks, free, needed, prompt, more, than = map(int, re.findall(r"\d+", told["stops"][0]["text"]))
     assert taken + free == blocks == story[0]["num_blocks"]

@@ -22,15 +22,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-<<<<<<< HEAD:stagewise/replay/story.py
 from ..console import naming
-from ..stages import stage_of
 from ..trace_file import Trace
 from .state import Key, State, states
-=======
-from stagewise.replay.state import Key, State, states
-from stagewise.trace_file import Trace
->>>>>>> e9c417f2 (Stories: completions find each other's blocks, and the head of the queue makes all after it wait):tools/story.py
 
 if sys.version_info >= (3, 11):
     import tomllib  # pyright: ignore[reportMissingImports]
