@@ -57,6 +57,7 @@ from .dataset import Columns, Dataset, are_objects, find, has, is_on_disk, messa
 from .manifest import begin, describe_run, resume
 from .openai.fields import objection
 from .openai.lines import answer, answer_id, check_request, is_request, longest_output, read_job, refusal, served_lines
+from .results import as_dict
 from .sampling import MORE_FIELDS, Sampling, cut_hint
 from .stages import Setup, Stage, check_beams, setup_of
 from .strict_json import from_line, no_duplicates, to_json
@@ -604,7 +605,11 @@ def result_of(stage: Stage, line: Line, outputs: list) -> dict:
             return refusal(name, custom_id, message, "generation_failed")
         served, job = line.openai
         return answer(served, line.fields, job, outputs)
-    return {**line.fields, "id": line.id, **(scores_of(stage, line, outputs) if line.is_scored else texts_of(outputs))}
+    return {
+        **line.fields,
+        "id": line.id,
+        **(scores_of(stage, line, outputs) if line.is_scored else texts_of(line, outputs)),
+    }
 
 
 def is_error(result: dict) -> bool:
@@ -624,9 +629,9 @@ def scores_of(stage: Stage, line: Line, outputs: list) -> dict:
     return {"scores": scores, "choice": best} if "choices" in line.fields else {"scores": scores}
 
 
-def texts_of(outputs: list) -> dict:
+def texts_of(line: Line, outputs: list) -> dict:
     """The result fields of a completed line, in addition to the input's fields."""
-    output = outputs[0].to_dict()
+    output = as_dict(outputs[0], line.params)
     results = [select(completion) for completion in output["outputs"]]
     failed = {"error": message} if (message := failure(outputs[0])) else {}
     scored = {"prompt_logprobs": output["prompt_logprobs"]} if output.get("prompt_logprobs") else {}

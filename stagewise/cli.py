@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from io import FileIO
 from typing import Any
 
@@ -32,6 +33,7 @@ from .flags import build_parser, check_flags, given_flags, how_of, options_of, p
 from .interactive import converse
 from .manifest import manifest_path
 from .resolve import generation_defaults, readable
+from .results import as_dict, length_limit
 from .sampling import cut_hint
 from .stages import Stage, limit_threads
 from .strict_json import to_json
@@ -57,16 +59,17 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def format_result(index: int, output: Any, total: int, as_json: bool) -> str:
+def format_result(index: int, output: Any, params: Any, total: int, as_json: bool) -> str:
     if as_json:
-        return to_json({"index": index, **output.to_dict()})
+        return to_json({"index": index, **as_dict(output, params)})
     if total == len(output.outputs) == 1:
         return output.prompt + output.outputs[0].text
     results = []
     for completion in output.outputs:
         which = f"{index + 1} of {total}" + (f", completion {completion.index + 1}" if len(output.outputs) > 1 else "")
-        limit = completion.length_limit and f"stopped at --{completion.length_limit.replace('_', '-')}"
-        results.append(f"--- {which}: {limit or completion.finish_reason}, {len(completion.token_ids)} tokens\n")
+        limit = length_limit(completion, params)
+        why = f"stopped at --{limit.replace('_', '-')}" if limit else completion.finish_reason
+        results.append(f"--- {which}: {why}, {len(completion.token_ids)} tokens\n")
         results.append(f"{output.prompt}{completion.text}\n")
     return "".join(results)
 
@@ -74,20 +77,21 @@ def format_result(index: int, output: Any, total: int, as_json: bool) -> str:
 def count_limits(llm: Any, limits: Counter[str]) -> None:
     """From now on, count at which limit outputs stop."""
 
-    def as_completed(as_completed: Callable, *arguments: Any) -> Iterator[tuple[int, Any]]:
-        return map(counted, as_completed(*arguments))
-
-    def counted(result: tuple[int, Any]) -> tuple[int, Any]:
-        limits.update(completion.length_limit for completion in result[1].outputs if completion.length_limit)
-        return result
+    def as_completed(as_completed: Callable, prompts: Any, params: Any, *more: Any) -> Iterator[tuple[int, Any]]:
+        for index, output in as_completed(prompts, params, *more):
+            own = params[index] if isinstance(params, list) else params
+            limits.update(limit for one in output.outputs if (limit := length_limit(one, own)))
+            yield index, output
 
     wrap(llm, "as_completed", as_completed)
 
 
 @cut_hint()
-def complete(llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bool, beams: Beams | None) -> list[str]:
+def complete(
+    llm: Any, prompts: list[Any], params: Any, as_json: bool, quiet: bool, beams: Beams | None, texts: list[str]
+) -> list[str]:
     """Print the results in the order of the prompts, each as soon as it and all before it are done; returns the errors
-    of the failed ones.
+    of the failed ones. texts: the prompts as given, which may have been truncated since.
 
     If something ends the run early, such as Ctrl-C, the finished results are printed.
     """
@@ -99,9 +103,9 @@ def complete(llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bo
     with Progress(len(prompts), "request", quiet=quiet or len(prompts) == 1) as progress:
 
         def show(index: int) -> None:
-            output = waiting.pop(index)
+            output = replace(waiting.pop(index), prompt=texts[index])
             errors.extend(f"prompt {index}: {message}" for message in [failure(output)] if message)
-            text = format_result(index, output, len(prompts), as_json)
+            text = format_result(index, output, params, len(prompts), as_json)
             with naming("stdout"):
                 progress.write(wrapped(text) if sys.stdout.isatty() and not as_json else text)
 
@@ -119,10 +123,10 @@ def complete(llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bo
 
 
 @cut_hint()
-def stream(llm: Any, prompt: str, params: Any) -> list[str]:
+def stream(llm: Any, prompt: Any, params: Any, given: str) -> list[str]:
     """Print a single completion as it is generated; returns its error, if it failed."""
     text, errors = Wrapper(lambda piece: print(piece, end="", flush=True)), []
-    text.feed(prompt)
+    text.feed(given)
     try:
         for event in llm.stream([prompt], params):
             text.feed(event.text)
@@ -207,7 +211,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                 if not args.quiet:
                     tell(f"{args.model} on {llm.describe()}")
                 params, started = sampling.params_for(llm), time.perf_counter()
-                prompts = [sampling.prompt(llm, prompt) for prompt in prompts]
+                texts, prompts = prompts, [sampling.prompt(llm, prompt) for prompt in prompts]
                 if engine:
                     with engine:
                         worked = converse(lambda prompt: engine.generate(sampling.prompt(llm, prompt), params))
@@ -216,9 +220,9 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                         outcome.goes_on = "run the same command with --resume to continue"
                     complete_files(stage, llm, outputs, how, outcome, quiet=args.quiet, strict=args.strict)
                 elif len(prompts) == args.n == 1 and beams is None and sys.stdout.isatty() and not args.json:
-                    outcome.failed(stream(llm, prompts[0], params))
+                    outcome.failed(stream(llm, prompts[0], params, texts[0]))
                 else:
-                    outcome.failed(complete(llm, prompts, params, args.json, args.quiet, beams))
+                    outcome.failed(complete(llm, prompts, params, args.json, args.quiet, beams, texts))
         finally:
             if trace is not None:
                 with outcome:

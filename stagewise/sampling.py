@@ -12,6 +12,7 @@ from .stages import Stage, end_tokens, llm_of, stage_of_llm
 from .structured_outputs import Form, Structured
 
 PROCESSED = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs")  # in the order in which they apply
+MIN_TEMPERATURE = 1e-5  # over 0, in SamplingParams
 MORE_FIELDS = (*PROCESSED, "truncate_prompt_tokens")  # besides those of SamplingParams
 INSTEAD = {  # of vLLM's other fields
     "best_of": "ask for n completions, and keep those with the largest cumulative_logprob",
@@ -68,7 +69,7 @@ class Sampling:
         if unknown := sorted(fields.keys() - {*MORE_FIELDS, *stage.SamplingParams.__dataclass_fields__}):
             hint = f": {INSTEAD[unknown[0]]}" if unknown[0] in INSTEAD else ""
             raise ValueError(f"{unknown[0]} is no sampling parameter of {stage.package}{hint}")
-        self.params = stage.SamplingParams(**{name: fields[name] for name in fields.keys() - {*MORE_FIELDS}})
+        self.params = stage.SamplingParams(**as_here({name: fields[name] for name in fields.keys() - {*MORE_FIELDS}}))
         self.given = {name: CHECKS[name](value) for name, value in given.items()}
         self.given = {name: value for name, value in self.given.items() if value}
         if "structured_outputs" in self.given:
@@ -118,13 +119,12 @@ class Sampling:
                 raise ValueError(f"allowed_token_ids {message}")
 
     def prompt(self, llm: Any, prompt: Any) -> Any:
-        """A prompt, truncated if requested. Raises ValueError."""
+        """A prompt; if it is truncated, its token ids. Raises ValueError."""
         if "truncate_prompt_tokens" not in self.given:
             return prompt
         token_ids = llm.get_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
         kept = self.last_tokens(token_ids, llm.max_model_len)
-        text = {"prompt": prompt} if isinstance(prompt, str) else {}
-        return prompt if len(kept) == len(token_ids) else {**text, "prompt_token_ids": kept}
+        return prompt if len(kept) == len(token_ids) else kept
 
     def last_tokens(self, token_ids: list[int], max_model_len: int) -> list[int]:
         """The last tokens of a prompt, as many as `truncate_prompt_tokens` says. Raises ValueError."""
@@ -146,6 +146,16 @@ class Sampling:
     def __getstate__(self) -> dict[str, Any]:
         """Processors are not sent to another process."""
         return vars(self) | {"_made": (None, ())}
+
+
+def as_here(fields: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's values as a stage has them: -1 is no seed, and a temperature has a least value."""
+    fields, temperature = dict(fields), fields.get("temperature")
+    if isinstance(temperature, int | float) and 0 < temperature < MIN_TEMPERATURE:
+        fields["temperature"] = MIN_TEMPERATURE
+    if fields.get("seed") == -1:
+        fields["seed"] = None
+    return fields
 
 
 def checked_bias(bias: Any) -> LogitBias | None:

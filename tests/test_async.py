@@ -182,8 +182,8 @@ def test_close_finishes_or_aborts(stage, small_checkpoint):
             engine.close(abort=abort)
         assert [output.outputs[0].finish_reason for (output,) in outputs] == ["abort" if abort else "length"] * 3
         for (output,) in outputs:  # those that never ran have no times, rather than wrong ones
-            times = output.to_dict()["metrics"]
-            assert all(times[name] is None or times[name] >= 0 for name in ("ttft", "e2e", "queue_time"))
+            times = output.metrics.ttft, output.metrics.e2e, output.metrics.queue_time
+            assert all(seconds is None or seconds >= 0 for seconds in times)
         with pytest.raises(RuntimeError, match="the engine is closed"):
             engine.llm.generate([[1]])
         engine.close()  # twice does no harm

@@ -748,7 +748,7 @@ def test_openai_lines(tmp_path):
         assert good["any"]["model"] == "tinytales"
         for name, completions in {"text": [text], "any": [text], "ids": [ids], "many": [fox, text]}.items():
             for i, (choice, one) in enumerate(zip(good[name]["choices"], completions, strict=True)):
-                limit = {"length_limit": one.length_limit} if one.length_limit else {}
+                limit = {"length_limit": "max_tokens"} if one.finish_reason == "length" else {}
                 same = {"index": i, "text": one.text, "logprobs": None, "finish_reason": one.finish_reason, **limit}
                 assert same.items() <= choice.items()
         assert good["many"]["usage"]["completion_tokens"] == len(fox.token_ids) + len(text.token_ids)

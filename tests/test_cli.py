@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 
 from stagewise import cli
+from stagewise.results import as_dict
 from tests.adapter import BATCHED, ROOT, STAGES, TINYTALES, random_prompts
 
 NUMBERS = (1, 2, 5)  # of the stages that this runs on, see conftest.py
@@ -165,7 +166,7 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
     assert (bias.ids.token_ids, bias.values) == ([5, 7, 8], [-2.5, 1, 3])
     assert allowed.ids.token_ids == [5, 9]
     assert words.words == [llm.get_tokenizer().encode(text) for text in ("ugly", " ugly")]
-    assert prompts == ["a", {"prompt": "b c d e f", "prompt_token_ids": llm.get_tokenizer().encode(" d e f")}]
+    assert prompts == ["a", llm.get_tokenizer().encode(" d e f")]
     assert llm.engine.config.seed == 3
 
 
@@ -418,12 +419,15 @@ def test_the_models_own_defaults(stage, tmp_path, monkeypatch):
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_beams(stage):
     """The command line gives the results of `beam_search`, and refuses flags that a search has no use for."""
-    outputs = stage.engine().beam_search(["A fox", "Once"], 3, 6, 0.5, "never")
+    outputs, params = (
+        stage.engine().beam_search(["A fox", "Once"], 3, 6, 0.5, "never"),
+        stage.SamplingParams(max_tokens=6),
+    )
     command = ["--prompts", "A fox", "Once", "--max-tokens", "6", "--quiet", "--beam-width", "3"]
     status, stdout, stderr = stage.main(*command, "--length-penalty", "0.5", "--early-stopping", "never", "--json")
     assert status == 0, stderr
     results = [json.loads(line) for line in stdout.splitlines()]
-    assert [r["outputs"] for r in results] == [json.loads(json.dumps(o.to_dict()))["outputs"] for o in outputs]
+    assert [r["outputs"] for r in results] == [json.loads(json.dumps(as_dict(o, params)))["outputs"] for o in outputs]
     assert stage.main(*command)[1].count("completion 3: ") == 2
     for flags, says in (
         (["--top-k", "3"], "--top-k can't be combined with --beam-width"),

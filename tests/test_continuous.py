@@ -248,7 +248,7 @@ def test_single_tokens_come_first_in_a_batch(stage):
 
 def test_a_prompt_that_leaves_room_for_one_token(stage, small_checkpoint):
     (output,) = stage.engine(small_checkpoint).generate([[1] * 47], stage.SamplingParams(max_tokens=5))
-    assert (len(output.outputs[0].token_ids), output.outputs[0].length_limit) == (1, "max_model_len")
+    assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (1, "length")
 
 
 @pytest.mark.parametrize("prompt_len", [1, 17, 64, 500])

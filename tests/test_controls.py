@@ -8,6 +8,7 @@ from transformers import GPT2LMHeadModel
 
 import stagewise
 from stagewise import allowed_token_ids, bad_words, logit_bias, sampling_params
+from stagewise.results import length_limit
 from stagewise.sampling import Sampling
 from tests.adapter import EOS, STAGES, TINYTALES
 
@@ -236,14 +237,10 @@ def test_the_end_token_in_the_text(stage):
 # --- Prompts and limits -----------------------------------------------------------------------------------------------
 
 
-def test_prompts_as_dicts(stage):
-    llm, params = stage.engine(), stage.SamplingParams(temperature=0, max_tokens=4)
-    ids = stage.tokenizer().encode(PROMPT)
-    prompts = [{"prompt": PROMPT}, {"prompt_token_ids": ids}, {"prompt": "mine", "prompt_token_ids": ids}, PROMPT]
-    outputs = llm.generate(prompts, params)
-    assert all(output.outputs == outputs[3].outputs for output in outputs)
-    assert [output.prompt for output in outputs] == [PROMPT, None, "mine", PROMPT]
-    assert llm.generate({"prompt": PROMPT}, params)[0].outputs == outputs[3].outputs
+def test_a_dict_is_no_prompt(stage):
+    for prompts in ({"prompt": PROMPT}, [{"prompt_token_ids": [1]}]):
+        with pytest.raises(ValueError, match="prompt 0: a prompt is a string or a list of token ids, got"):
+            stage.engine().generate(prompts)
 
 
 @pytest.mark.parametrize(
@@ -255,10 +252,10 @@ def test_truncated_prompts(most, max_tokens, kept):
     sampling = Sampling(STAGES[4], max_tokens=max_tokens, prompt_logprobs=0, truncate_prompt_tokens=most)
     ids = list(range(60))
     llm.validate(ids[-kept:], sampling.params)  # no more than fit, and, up to the context, no fewer
-    assert sampling.prompt(llm, ids) == {"prompt_token_ids": ids[-kept:]}
+    assert sampling.prompt(llm, ids) == ids[-kept:]
     assert sampling.prompt(llm, ids[-kept:]) == ids[-kept:]
     text = "Once upon a time, " * 20
-    assert sampling.prompt(llm, text) == {"prompt": text, "prompt_token_ids": llm.get_tokenizer().encode(text)[-kept:]}
+    assert sampling.prompt(llm, text) == llm.get_tokenizer().encode(text)[-kept:]
     assert Sampling(STAGES[0]).prompt(llm, ids) == ids
 
 
@@ -276,13 +273,14 @@ def test_which_limit_ended_it(stage, small_checkpoint):
     for max_tokens, limit in ((5, "max_tokens"), (17, "max_tokens"), (18, "max_model_len"), (400, "max_model_len")):
         params = stage.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         (output,) = llm.generate([[5, 6, 7]], params)
-        assert (output.outputs[0].finish_reason, output.outputs[0].length_limit) == ("length", limit)
-    assert llm.generate([[5]], stage.SamplingParams(stop_token_ids=range(211)))[0].outputs[0].length_limit is None
+        assert (output.outputs[0].finish_reason, length_limit(output.outputs[0], params)) == ("length", limit)
+    params = stage.SamplingParams(stop_token_ids=range(211))
+    assert length_limit(llm.generate([[5]], params)[0].outputs[0], params) is None
 
 
 def test_values_that_mean_something_else(stage):
-    assert stage.SamplingParams(seed=-1) == stage.SamplingParams()  # as vLLM
-    assert stage.SamplingParams(temperature=1e-6).temperature == 1e-5
+    assert Sampling(stage, seed=-1).params == stage.SamplingParams()  # as vLLM
+    assert Sampling(stage, temperature=1e-6).params.temperature == 1e-5
     assert Sampling(stage, logit_bias={}, bad_words=[], allowed_token_ids=None).given == {}
     assert logit_bias({"7": 1}).ids.token_ids == [7]
 

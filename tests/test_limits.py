@@ -222,9 +222,10 @@ def test_extreme_values_that_are_allowed(stage, small_checkpoint):
 
 
 def test_min_tokens_with_nothing_left_to_choose(stage, small_checkpoint):
-    params = stage.SamplingParams(min_tokens=1, stop_token_ids=list(range(211)))
-    with pytest.raises(ValueError, match="min_tokens leaves nothing to choose"):
-        stage.engine(small_checkpoint).generate([[1]], params)
+    for temperature in (0, 1):
+        params = stage.SamplingParams(min_tokens=1, stop_token_ids=list(range(211)), temperature=temperature)
+        (output,) = stage.engine(small_checkpoint).generate([[1]], params)
+        assert output.outputs[0].finish_reason == "error"
 
 
 def test_what_options_stand_for(stage, monkeypatch):

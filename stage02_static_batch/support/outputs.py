@@ -1,6 +1,6 @@
 """What the engine returns: results and stream events, made from a request (request.py)."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -45,7 +45,6 @@ class CompletionOutput:
         finish_reason: "stop" (the end token, a stop text, a stop token), "length", or "error": this request alone has
             failed.
         stop_reason: the stop text or the stop token id that ended it, or the message of the error; else None.
-        length_limit: with "length", the limit: "max_tokens", or "max_model_len", the context; else None.
     """
 
     index: int
@@ -55,13 +54,11 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: str | None
     stop_reason: str | int | None
-    length_limit: str | None = None
 
     @classmethod
     def of(cls, request: Any, index: int = 0) -> "CompletionOutput":
         has_logprobs = request.params.logprobs is not None
         chosen = zip(request.output_token_ids, request.logprobs, strict=False)
-        limit = "max_model_len" if request.max_tokens < request.params.max_tokens else "max_tokens"
         return cls(
             index=index,
             text=request.text.text,
@@ -70,7 +67,6 @@ class CompletionOutput:
             logprobs=list(request.logprobs) if has_logprobs else None,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
-            length_limit=limit if request.finish_reason == "length" else None,
         )
 
 
@@ -93,11 +89,6 @@ class RequestOutput:
         outputs = [CompletionOutput.of(request)]
         return cls(request.request_id, request.prompt, request.prompt_token_ids, outputs, request.finished, metrics)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        metrics: dict[str, Any] = {"ttft": self.metrics.ttft, "e2e": self.metrics.e2e}
-        return {**asdict(self), "metrics": metrics}
-
 
 @dataclass(frozen=True)
 class StreamEvent:
@@ -105,7 +96,7 @@ class StreamEvent:
 
     `text` may be empty: half a character is held back, and so is what may begin a stop text. `finish_reason` is
     None until the last event of the index; `stop_reason` then says which stop text, token or error it was. `logprobs`
-    are those of `token_ids`, if requested. The counts of tokens are totals so far.
+    are those of `token_ids`, if requested.
     """
 
     index: int
@@ -114,8 +105,6 @@ class StreamEvent:
     finish_reason: str | None
     stop_reason: str | int | None = None
     logprobs: list[dict[int, Logprob]] | None = None
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
 
     @classmethod
     def take(cls, request: Any, index: int) -> "StreamEvent":
@@ -130,6 +119,4 @@ class StreamEvent:
             request.finish_reason,
             stop_reason=request.stop_reason,
             logprobs=request.logprobs[begin:] if request.params.logprobs is not None else None,
-            num_prompt_tokens=len(request.prompt_token_ids),
-            num_output_tokens=len(request.output_token_ids),
         )

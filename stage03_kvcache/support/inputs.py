@@ -1,31 +1,17 @@
 """From prompts and sampling parameters to requests. All of it is checked here, before anything is computed."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-from .logits_processors import end_token_ids
 from .philox import derive_seed
 from .sampling_params import SamplingParams
 
-Prompt = str | list[int] | Mapping[str, Any]  # a string, token ids, or {"prompt": text} or {"prompt_token_ids": ids}
-Prompts = str | Mapping[str, Any] | Sequence[Prompt]  # a single string or dict is one prompt
+Prompt = str | list[int]  # a text, or token ids
+Prompts = str | Sequence[Prompt]  # a single string is one prompt
 Params = SamplingParams | Sequence[SamplingParams]  # one for all prompts, or one per prompt
-
-
-def parse_prompt(prompt: Any) -> tuple[Any, Any]:
-    """What to encode, and what to report as the prompt. If a dict has both: its token ids, and its text."""
-    if not isinstance(prompt, Mapping):
-        return prompt, prompt
-    given = {name: value for name, value in prompt.items() if value is not None}
-    if not given or given.keys() - {"prompt", "prompt_token_ids"}:
-        raise ValueError(f"a prompt as a dict has prompt or prompt_token_ids, got {prompt!r:.80}")
-    if not isinstance(given.get("prompt", ""), str) or not isinstance(given.get("prompt_token_ids", []), list | tuple):
-        raise ValueError("prompt must be a string, prompt_token_ids a list of token ids")
-    encoded = given.get("prompt_token_ids", given.get("prompt"))
-    return encoded, given.get("prompt", encoded)
 
 
 class InputProcessor:
@@ -42,7 +28,7 @@ class InputProcessor:
 
     def requests(self, prompts: Prompts, sampling_params: Params | None) -> list[Any]:
         """One request per prompt. An error names the prompt's index."""
-        prompts = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        prompts = [prompts] if isinstance(prompts, str | dict) else list(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(params) != len(prompts):
@@ -63,13 +49,12 @@ class InputProcessor:
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         vocab_size = self.engine.model_config.vocab_size
         params = replace(params, logprobs=vocab_size) if params.logprobs == -1 else params
-        given, text = parse_prompt(prompt)
-        token_ids = self._encode(given)
+        token_ids = self._encode(prompt)
         self._check(token_ids, params)
         number = next(self._numbers) if number is None else number
         request = self.make_request(
             request_id=str(number),
-            prompt=text if isinstance(text, str) else None,
+            prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=token_ids,
             params=params,
             seed=derive_seed(self.engine.config.seed, number) if params.seed is None else params.seed,
@@ -77,8 +62,6 @@ class InputProcessor:
             tokenizer=self.engine.tokenizer,
             eos_token_ids=self.engine.model_config.eos_token_ids,
         )
-        if params.min_tokens and len({*end_token_ids(request)}) == vocab_size:
-            raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")
         self.engine.check_fits(request)
         return request
 

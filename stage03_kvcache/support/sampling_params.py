@@ -18,8 +18,8 @@ class SamplingParams:
     draw.
 
     Attributes:
-        temperature: divides the logits; 0 is greedy (the best token, nothing is drawn), below 1 is sharper. A value
-            between 0 and 0.00001 counts as 0.00001.
+        temperature: divides the logits; 0 is greedy (the best token, nothing is drawn), below 1 is sharper. The
+            lowest above 0 is 0.00001.
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of most likely tokens whose probabilities sum to at least p (nucleus sampling,
             Holtzman et al. 2020).
@@ -27,7 +27,7 @@ class SamplingParams:
         repetition_penalty: over 1 makes tokens of the prompt and the output less likely (Keskar et al. 2019, CTRL).
         presence_penalty: subtracted once from the logit of every token in the output.
         frequency_penalty: subtracted from a token's logit for every time that it is in the output.
-        seed: makes the draws repeatable, alone or in a batch; None, or vLLM's -1, takes one from the engine's seed.
+        seed: makes the draws repeatable, alone or in a batch; None takes one from the engine's seed.
         max_tokens: the longest output, in tokens.
         min_tokens: before this many tokens only `max_tokens` and the end of the context end the output.
         stop: strings that end the output; it ends before the first one.
@@ -64,13 +64,15 @@ class SamplingParams:
 
     def __post_init__(self):
         self._check(check_number, "temperature", low=0, high=MAX_TEMPERATURE)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise ValueError(f"temperature must be 0 or at least {MIN_TEMPERATURE}, got {self.temperature!r}")
         self._check(check_integer, "top_k", low=0, high=2**31 - 1)
         self._check(check_number, "top_p", "min_p", low=0, high=1)
         if self.top_p == 0:
             raise ValueError(f"top_p must be over 0, got {self.top_p!r}")
         self._check(check_number, "repetition_penalty", low=0.01, high=100)
         self._check(check_number, "presence_penalty", "frequency_penalty", low=-100, high=100)
-        self._check(check_integer, "seed", low=-1, high=2**64 - 1, optional=True)
+        self._check(check_integer, "seed", low=0, high=2**64 - 1, optional=True)
         self._check(check_integer, "max_tokens", low=0)
         self._check(check_integer, "min_tokens", low=0, high=self.max_tokens)
         self._check(check_integer, "logprobs", low=-1, optional=True)
@@ -78,10 +80,6 @@ class SamplingParams:
         self._check(check_stop, "stop")
         self._check(check_token_ids, "stop_token_ids")
         self._check(check_functions, "logits_processors")
-        if self.temperature:
-            object.__setattr__(self, "temperature", max(self.temperature, MIN_TEMPERATURE))
-        if self.seed == -1:
-            object.__setattr__(self, "seed", None)
 
     def _check(self, check: Callable[..., Any], *fields: str, optional: bool = False, **limits: Any) -> None:
         """Replace fields by what the check returns. optional: None stays as it is."""

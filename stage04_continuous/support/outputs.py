@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -68,7 +68,6 @@ class CompletionOutput:
         finish_reason: "stop" (the end token, a stop text, a stop token), "length", "abort", or "error": this request
             alone has failed.
         stop_reason: the stop text or the stop token id that ended it, or the message of the error; else None.
-        length_limit: with "length", the limit: "max_tokens", or "max_model_len", the context; else None.
     """
 
     index: int
@@ -78,13 +77,11 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: str | None
     stop_reason: str | int | None
-    length_limit: str | None = None
 
     @classmethod
     def of(cls, request: Any, index: int = 0) -> "CompletionOutput":
         has_logprobs = request.params.logprobs is not None
         chosen = zip(request.output_token_ids, request.logprobs, strict=False)
-        limit = "max_model_len" if request.max_tokens < request.params.max_tokens else "max_tokens"
         return cls(
             index=index,
             text=request.text.text,
@@ -93,7 +90,6 @@ class CompletionOutput:
             logprobs=list(request.logprobs) if has_logprobs else None,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
-            length_limit=limit if request.finish_reason == "length" else None,
         )
 
 
@@ -126,17 +122,6 @@ class RequestOutput:
             prompt_logprobs=request.prompt_logprobs,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        metrics: dict[str, Any] = {
-            "ttft": self.metrics.ttft,
-            "e2e": self.metrics.e2e,
-            "queue_time": self.metrics.queue_time,
-        }
-        metrics["inter_token_latencies"] = list(self.metrics.inter_token_latencies)
-        entries = self.prompt_logprobs and list(self.prompt_logprobs)
-        return {**asdict(replace(self, prompt_logprobs=entries)), "metrics": metrics}
-
 
 @dataclass(frozen=True)
 class StreamEvent:
@@ -144,8 +129,8 @@ class StreamEvent:
 
     `text` may be empty: half a character is held back, and so is what may begin a stop text. `finish_reason` is
     None until the last event of the index; `stop_reason` then says which stop text, token or error it was. `logprobs`
-    are those of `token_ids`, if requested. The counts of tokens are totals so far. The first event of a request has its
-    `prompt_logprobs`, if requested. `queue_time` is that of RequestMetrics.
+    are those of `token_ids`, if requested. The first event of a request has its `prompt_logprobs`, if requested.
+    `queue_time` is that of RequestMetrics.
     """
 
     index: int
@@ -154,8 +139,6 @@ class StreamEvent:
     finish_reason: str | None
     stop_reason: str | int | None = None
     logprobs: list[dict[int, Logprob]] | None = None
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     queue_time: float | None = None
 
@@ -173,8 +156,6 @@ class StreamEvent:
             request.finish_reason,
             stop_reason=request.stop_reason,
             logprobs=request.logprobs[begin:] if request.params.logprobs is not None else None,
-            num_prompt_tokens=len(request.prompt_token_ids),
-            num_output_tokens=len(request.output_token_ids),
             prompt_logprobs=request.prompt_logprobs if not begin else None,
             queue_time=scheduled and scheduled - request.arrival_time,
         )

@@ -1,33 +1,18 @@
 """From prompts and sampling parameters to requests. All of it is checked here, before anything is computed."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-from .logits_processors import end_token_ids
 from .philox import derive_seed
 from .sampling_params import SamplingParams, check_integer
 from .scoring import Pair, encode_pair
 
-# A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a prompt and a continuation to be scored.
-Prompt = str | list[int] | Mapping[str, Any] | Pair
-Prompts = str | Mapping[str, Any] | Sequence[Prompt]  # a single string or dict is one prompt
+Prompt = str | list[int] | Pair  # a text, token ids, or a prompt and a continuation to be scored
+Prompts = str | Sequence[Prompt]  # a single string is one prompt
 Params = SamplingParams | Sequence[SamplingParams]  # one for all prompts, or one per prompt
-
-
-def parse_prompt(prompt: Any) -> tuple[Any, Any]:
-    """What to encode, and what to report as the prompt. If a dict has both: its token ids, and its text."""
-    if not isinstance(prompt, Mapping):
-        return prompt, prompt
-    given = {name: value for name, value in prompt.items() if value is not None}
-    if not given or given.keys() - {"prompt", "prompt_token_ids"}:
-        raise ValueError(f"a prompt as a dict has prompt or prompt_token_ids, got {prompt!r:.80}")
-    if not isinstance(given.get("prompt", ""), str) or not isinstance(given.get("prompt_token_ids", []), list | tuple):
-        raise ValueError("prompt must be a string, prompt_token_ids a list of token ids")
-    encoded = given.get("prompt_token_ids", given.get("prompt"))
-    return encoded, given.get("prompt", encoded)
 
 
 def text_of(prompt: Prompt) -> str | None:
@@ -53,7 +38,7 @@ class InputProcessor:
         self, prompts: Prompts, sampling_params: Params | None, priority: Sequence[int] | None = None
     ) -> list[Any]:
         """One request per prompt. An error names the prompt's index."""
-        prompts = [prompts] if isinstance(prompts, str | Pair | Mapping) else list(prompts)
+        prompts = [prompts] if isinstance(prompts, str | Pair | dict) else list(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(params) != len(prompts):
@@ -77,14 +62,13 @@ class InputProcessor:
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         vocab_size = self.engine.model_config.vocab_size
         params = replace(params, logprobs=vocab_size) if params.logprobs == -1 else params
-        given, text = parse_prompt(prompt)
-        context, continuation = encode_pair(given, self.engine.tokenizer) if isinstance(given, Pair) else (given, [])
+        context, continuation = encode_pair(prompt, self.engine.tokenizer) if isinstance(prompt, Pair) else (prompt, [])
         token_ids = self._encode(context) + (self._encode(continuation) if continuation else [])
         self._check(token_ids, params)
         number = next(self._numbers) if number is None else number
         request = self.make_request(
             request_id=str(number),
-            prompt=text_of(text),
+            prompt=text_of(prompt),
             prompt_token_ids=token_ids,
             params=params,
             seed=derive_seed(self.engine.config.seed, number) if params.seed is None else params.seed,
@@ -94,8 +78,6 @@ class InputProcessor:
             priority=check_integer("priority", priority, -(2**63), 2**63 - 1),
             score_from=len(token_ids) - len(continuation) if continuation else 1,
         )
-        if params.min_tokens and len({*end_token_ids(request)}) == vocab_size:
-            raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")
         self.engine.check_fits(request)
         return request
 

@@ -4,6 +4,7 @@ Counters and histograms are updated by the event loop as events pass through it.
 read from it at a scrape: lengths and counters, which take no lock and delay no step.
 """
 
+import collections
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -133,6 +134,7 @@ class Meter:
         self.metrics, self.job, self.arrival = metrics, job, time.perf_counter()
         self._first: dict[int, float] = {}  # when each choice got its first token
         self._last: dict[int, float] = {}  # and its latest
+        self._lengths: collections.Counter[int] = collections.Counter()  # tokens of each choice
         self._seen: set[int] = set()  # prompts that have begun
         self._unfinished, self._num_tokens = job.num_choices, job.num_tokens
         metrics.num_unfinished += self._unfinished
@@ -142,17 +144,19 @@ class Meter:
         now, metrics = time.perf_counter(), self.metrics
         if prompt not in self._seen:
             self._seen.add(prompt)
-            metrics.prompt_tokens.inc(event.num_prompt_tokens)
-            metrics.prompt_lengths.observe(event.num_prompt_tokens)
+            num_tokens = len(self.job.token_ids[prompt])
+            metrics.prompt_tokens.inc(num_tokens)
+            metrics.prompt_lengths.observe(num_tokens)
             metrics.n.observe(self.job.n)
             if metrics.stage.number >= 5:
-                metrics.cache_queries.inc(event.num_prompt_tokens)
+                metrics.cache_queries.inc(num_tokens)
                 metrics.cache_hits.inc(event.num_cached_tokens)
-                metrics.computed.observe(event.num_prompt_tokens - event.num_cached_tokens)
+                metrics.computed.observe(num_tokens - event.num_cached_tokens)
         if event.token_ids:
             metrics.generation_tokens.inc(len(event.token_ids))
             (metrics.itl if choice in self._last else metrics.ttft).observe(now - self._last.get(choice, self.arrival))
             self._last[choice] = now
+            self._lengths[choice] += len(event.token_ids)
             self._first.setdefault(choice, now)
         if event.finish_reason is not None:
             self._ended(choice, event, now)
@@ -160,7 +164,7 @@ class Meter:
     def _ended(self, choice: int, event: Any, now: float) -> None:
         metrics, first = self.metrics, self._first.get(choice)
         metrics.e2e.observe(now - self.arrival)
-        metrics.lengths.observe(event.num_output_tokens)
+        metrics.lengths.observe(self._lengths[choice])
         metrics.max_tokens.observe(self.job.params.max_tokens)
         if event.queue_time is not None:
             begun = min(now, self.arrival + event.queue_time)
@@ -168,8 +172,8 @@ class Meter:
             metrics.inference.observe(now - begun)
             metrics.prefill.observe((now if first is None else max(first, begun)) - begun)
             metrics.decode.observe(0 if first is None else now - first)
-        if first is not None and event.num_output_tokens > 1:
-            metrics.tpot.observe((now - first) / (event.num_output_tokens - 1))
+        if first is not None and self._lengths[choice] > 1:
+            metrics.tpot.observe((now - first) / (self._lengths[choice] - 1))
         metrics.ended(event.finish_reason)
         self._unfinished -= 1
 

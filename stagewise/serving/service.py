@@ -100,8 +100,7 @@ class Run:
         except self.service.stage.EngineClosedError:
             if not self._is_accepted:
                 raise
-            prompt = {"num_prompt_tokens": len(job.token_ids[i])}
-            self._pass_on(index, self.service.stage.StreamEvent(0, "", [], "abort", **prompt))
+            self._pass_on(index, self.service.stage.StreamEvent(0, "", [], "abort"))
         finally:
             self._scored[i].set()
 
