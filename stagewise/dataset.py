@@ -294,7 +294,7 @@ def read_rows(name: str, content: bytes) -> list[bytes]:
     kind = kind_of(name)
     if kind == ".parquet" or content.startswith(b"PAR1"):
         return read_parquet(name, content)
-    text = content.removeprefix(codecs.BOM_UTF8)  # Windows writes such a mark
+    text = content.removeprefix(codecs.BOM_UTF8)  # Windows writes such a mark; a single line may be invalid UTF-8
     if kind in TABLES:
         try:
             return read_table(name, text.decode("utf-8"), TABLES[kind])
