@@ -193,7 +193,7 @@ def test_a_line_is_written_as_soon_as_it_is_done(batched_stage, tmp_path, monkey
     assert len({num_lines for num_lines, _ in counts}) > 2
 
 
-around_the_loop = pytest.mark.covers("engine_loop.py")  # what runs beside it is the same in all stages
+around_the_loop = pytest.mark.covers("llm.py")  # what runs beside it is the same in all stages
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
