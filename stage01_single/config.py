@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from .support.options import DTYPES, Options, integer, known_device, one_of, option, text
+from .support.options import DTYPES, Options, integer, one_of, option, text, valid_device
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class EngineConfig(Options):
     dtype: str = option(
         "auto", one_of("auto", *DTYPES), f"{', '.join(DTYPES)}, or auto: float32 on a CPU, bfloat16 on CUDA"
     )
-    device: str = option("auto", known_device, "cpu, cuda, cuda:N, or auto: CUDA if there is one")
+    device: str = option("auto", valid_device, "cpu, cuda, cuda:N, or auto: CUDA if there is one")
     load_format: str = option(
         "auto",
         one_of("auto", "dummy"),

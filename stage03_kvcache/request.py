@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class Request:
-    """A prompt on its way to a completion. It grows only by `add`, which decides when it ends.
+    """A prompt and the tokens generated for it so far. Only `add` appends tokens, and decides when it ends.
 
     Args:
         request_id: unique within the engine.
@@ -28,7 +28,7 @@ class Request:
         output_token_ids: the output's tokens, including the one that ended it.
         token_times: when each output token was added, in seconds of time.perf_counter.
         logprobs: one entry per output token, if requested.
-        text: the output's text, up to a stop text.
+        text: the output's text, up to a stop string.
         finish_reason, stop_reason: why it ended; None until then.
         streamed: how many tokens and characters a stream has sent so far.
     """
@@ -79,7 +79,7 @@ class Request:
             self.finish("stop", None, token_id)
         elif token_id in self.params.stop_token_ids:
             self.finish("stop", token_id, token_id)
-        elif stop := self.text.add(token_id, self._may_stop):
+        elif stop := self.text.add(token_id, self._past_min_tokens):
             self.finish_reason, self.stop_reason = "stop", stop
         elif len(self.output_token_ids) >= self.max_tokens:
             self.finish("length")
@@ -100,12 +100,12 @@ class Request:
         self.finish_reason, self.stop_reason = "error", message
 
     def finish(self, reason: str, stop_reason: str | int | None = None, stop_token_id: int | None = None) -> None:
-        """End it. If its last bytes complete a stop text, that is the reason."""
-        if stop := self.text.flush(self._may_stop, stop_token_id):
+        """Finish the request. Its held-back bytes may complete a stop string, which then becomes the reason."""
+        if stop := self.text.flush(self._past_min_tokens, stop_token_id):
             reason, stop_reason = "stop", stop
         self.finish_reason, self.stop_reason = reason, stop_reason
 
     @property
-    def _may_stop(self) -> bool:
-        """Whether a stop text may end the output."""
+    def _past_min_tokens(self) -> bool:
+        """Whether a stop string may end the output: it has more than `min_tokens`."""
         return len(self.output_token_ids) > self.params.min_tokens

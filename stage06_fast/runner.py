@@ -92,14 +92,14 @@ class Runner:
             return config.num_blocks
         room, most = config.kv_cache_bytes, math.inf
         if room is None:
-            room = default_cache_bytes(self.device, lambda: self.full_step(config, small_cache))
+            room = default_cache_bytes(self.device, lambda: self.profile_run(config, small_cache))
             most = config.max_num_seqs * -(-max_model_len // config.block_size)
         if room < block_bytes:
             raise ValueError(f"a block of {config.block_size} tokens needs {block_bytes:,} bytes, there are {room:,}")
         return int(min(room // block_bytes, most))
 
     @torch.inference_mode()
-    def full_step(self, config: EngineConfig, cache: KVCache) -> None:
+    def profile_run(self, config: EngineConfig, cache: KVCache) -> None:
         """Run the largest possible step, on whatever the cache holds, to measure its memory."""
         tokens = torch.zeros(config.max_num_batched_tokens, dtype=torch.int64, device=self.device)
         ends = torch.tensor([0, len(tokens)], dtype=torch.int64, device=self.device)

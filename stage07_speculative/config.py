@@ -10,7 +10,7 @@ from typing import Any
 from .attention import BACKENDS
 from .fast_model import OPTIMIZATIONS, enabled
 from .policies import POLICIES
-from .support.options import DTYPES, Options, fraction, integer, known_device, one_of, option, text
+from .support.options import DTYPES, Options, fraction, integer, one_of, option, text, valid_device
 from .support.sampling_params import check_boolean
 
 MAX_DRAFTS = 16  # draft tokens per request and step
@@ -48,7 +48,7 @@ class EngineConfig(Options):
     dtype: str = option(
         "auto", one_of("auto", *DTYPES), f"{', '.join(DTYPES)}, or auto: float32 on a CPU, bfloat16 on CUDA"
     )
-    device: str = option("auto", known_device, "cpu, cuda, cuda:N, or auto: CUDA if there is one")
+    device: str = option("auto", valid_device, "cpu, cuda, cuda:N, or auto: CUDA if there is one")
     load_format: str = option(
         "auto",
         one_of("auto", "dummy"),

@@ -67,14 +67,14 @@ def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
     return 2 * n_layer * n_embd * dtype.itemsize
 
 
-def default_cache_bytes(device: torch.device, full_step: Callable[[], None]) -> int:
+def default_cache_bytes(device: torch.device, profile_run: Callable[[], None]) -> int:
     """Bytes for the cache. On a CPU, half of the memory that is free now; on CUDA, which is rarely shared, 90% of it,
     less what a full step takes (which is run to measure it)."""
     if device.type != "cuda":
         return int(free_memory(device) * SHARE_OF_FREE_MEMORY)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    full_step()
+    profile_run()
     taken = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     return int(free_memory(device) * SHARE_OF_FREE_CUDA_MEMORY) - taken

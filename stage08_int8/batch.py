@@ -75,7 +75,7 @@ class Batch:
             token_ids=torch.tensor(token_ids, dtype=torch.int64, device="cpu"),
             positions=torch.tensor(positions, dtype=torch.int64, device="cpu"),
             slot_mapping=torch.tensor(slots, dtype=torch.int64, device="cpu"),
-            block_tables=torch.tensor(rectangle(tables), dtype=torch.int64, device="cpu"),
+            block_tables=torch.tensor(pad_tables(tables), dtype=torch.int64, device="cpu"),
             query_start_loc=torch.tensor(query_start_loc, dtype=torch.int64, device="cpu"),
             seq_lens=torch.tensor(seq_lens, dtype=torch.int64, device="cpu"),
             logits_indices=torch.tensor(logits_indices, dtype=torch.int64, device="cpu"),
@@ -124,7 +124,7 @@ class Batch:
         return logits if self.sampled == [*range(len(logits))] else logits[self.sampled]
 
 
-def rectangle(tables: list[list[int]]) -> list[list[int]]:
+def pad_tables(tables: list[list[int]]) -> list[list[int]]:
     """Block tables padded to the same length with zeros, which are never read."""
     width = max(map(len, tables))
     return [table + [0] * (width - len(table)) for table in tables]

@@ -77,7 +77,7 @@ class Int8Embedding(Int8Linear):
         return super().forward(x)
 
 
-def quantizing(model: nn.Module) -> Callable[[str, Tensor], bool]:
+def quantize_on_load(model: nn.Module) -> Callable[[str, Tensor], bool]:
     """A function that quantizes the model's matrices as they are read: (name, tensor) -> whether it took the tensor.
     This way the model is never in memory as floats. Norms, biases and position embeddings stay as they are."""
 

@@ -15,7 +15,7 @@ from .fast_model import FastGPT2, enabled, pick_model
 from .kernels.c_sampler import CSampler
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
-from .quantize import quantizing
+from .quantize import quantize_on_load
 from .sampler import Token, sample_rows
 from .support.memory import trim_malloc
 from .support.openmp import WAITS_BRIEFLY
@@ -54,7 +54,7 @@ class Runner:
         with torch.device("meta"):  # no memory yet: the checkpoint brings the tensors
             self.model = GPT2(model_config).eval()
         self.int8 = pick_int8(config.weights, self.device)
-        checkpoint.load(self.model, self.dtype, self.device, quantizing(self.model) if self.int8 else None)
+        checkpoint.load(self.model, self.dtype, self.device, quantize_on_load(self.model) if self.int8 else None)
         self.bytes_per_token = bytes_per_token(model_config.n_layer, model_config.n_embd, self.dtype)
         sizes = (config.block_size, n_head, head_dim, self.dtype, self.device, paged_attention)
         self.max_num_seqs = config.max_num_seqs
@@ -109,13 +109,13 @@ class Runner:
             return config.num_blocks
         room, most = config.kv_cache_bytes, math.inf
         if room is None:
-            room = default_cache_bytes(self.device, lambda: self.full_step(config, small_cache))
+            room = default_cache_bytes(self.device, lambda: self.profile_run(config, small_cache))
             most = config.max_num_seqs * -(-max_model_len // config.block_size)
         if room < block_bytes:
             raise ValueError(f"a block of {config.block_size} tokens needs {block_bytes:,} bytes, there are {room:,}")
         return int(min(room // block_bytes, most))
 
-    def full_step(self, config: EngineConfig, cache: KVCache) -> None:
+    def profile_run(self, config: EngineConfig, cache: KVCache) -> None:
         """Run the largest possible step, on whatever the cache holds, to measure its memory."""
         self.try_step(config.max_num_batched_tokens, cache)
 

@@ -73,7 +73,7 @@ SAMPLING = {
         metavar="JSON",
         help='form of the output: {"json": SCHEMA}, or regex, choice, grammar, json_object',
     ),
-    "include_stop_str_in_output": dict(action="store_true", help="end after the stop text"),
+    "include_stop_str_in_output": dict(action="store_true", help="end after the stop string"),
     "skip_special_tokens": dict(
         action=argparse.BooleanOptionalAction,
         default=True,

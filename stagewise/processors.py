@@ -24,7 +24,7 @@ MAX_BIAS = 100.0  # OpenAI's limit
 
 def structured(llm: Any, *, seconds: float = SECONDS, **form: Any) -> Structured:
     """Structured output: the whole output has this form. It ends with the end token when the form is complete; before
-    that only `max_tokens` ends it, if the parameters have neither stop texts nor stop tokens.
+    that only `max_tokens` ends it, if the parameters have neither stop strings nor stop tokens.
 
     Args:
         llm: the model's LLM, or AsyncLLM.

@@ -26,7 +26,7 @@ INSTEAD = {  # of vLLM's other fields
 
 def sampling_params(llm: Any, **fields: Any) -> Any:
     """SamplingParams for this LLM, or AsyncLLM, from its own fields and from `logit_bias`, `bad_words`,
-    `allowed_token_ids` and `structured_outputs`, which become logits processors. Stop texts and stop tokens don't end
+    `allowed_token_ids` and `structured_outputs`, which become logits processors. Stop strings and stop tokens don't end
     structured output.
 
     Raises:

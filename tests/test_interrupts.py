@@ -53,7 +53,7 @@ def small_engine(stage, checkpoint, kind="LLM"):
 
 
 def jobs(stage):
-    """Prompts of unequal lengths: greedy, drawn, with a stop text that never comes, scored, n where a stage has it."""
+    """Prompts of unequal lengths: greedy, drawn, with a stop string that never comes, scored, and n of them."""
     several = {"n": 2} if stage.number >= 5 else {}
     scored = {"prompt_logprobs": 1} if stage.number >= 4 else {}
     params = [

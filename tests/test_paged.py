@@ -912,11 +912,11 @@ def test_the_step_that_is_run_to_see_what_it_takes(stage, small_checkpoint, monk
     """The largest there is, one request's with all its logits. On CUDA the default size of the pool depends on it; here
     it must at least run, over the model's limits or not, on a cache of a single block."""
     part, steps, options = stage.part("runner"), [], dict(device="cpu", max_num_batched_tokens=num_tokens)
-    monkeypatch.setattr(part, "default_cache_bytes", lambda _, full_step: full_step() or 7 * BLOCK_BYTES)
+    monkeypatch.setattr(part, "default_cache_bytes", lambda _, profile_run: profile_run() or 7 * BLOCK_BYTES)
     llm = stage.LLM(small_checkpoint, **options)
     assert llm.engine.runner.num_blocks == 7
     monkeypatch.setattr(llm.engine.runner, "model", lambda batch, _: steps.append(batch))
-    llm.engine.runner.full_step(llm.engine.config, llm.engine.runner.cache)
+    llm.engine.runner.profile_run(llm.engine.config, llm.engine.runner.cache)
     (step,) = steps
     assert step.query_start_loc.tolist() == [0, num_tokens]
     assert step.seq_lens.tolist() == [num_tokens]

@@ -1,4 +1,4 @@
-"""How a completion ends: end token, stop texts, stop tokens, lengths."""
+"""How a completion ends: end token, stop strings, stop tokens, lengths."""
 
 import functools
 
@@ -82,7 +82,7 @@ def test_end_token_in_the_prompt_ends_nothing(stage):
 
 
 def test_stop_text_across_tokens(stage, story):
-    """Every stop text that the story holds, wherever it begins and ends within tokens, ends it before it."""
+    """Every stop string that the story holds, wherever it begins and ends within tokens, ends it before it."""
     pieces = [stage.tokenizer().decode([t]) for t in story.token_ids[:40]]
     text = "".join(pieces)
     stops = [text[start : start + length] for start in range(3, 60, 14) for length in (1, 2, 5, 9, 20)]
@@ -92,7 +92,7 @@ def test_stop_text_across_tokens(stage, story):
         assert completion.finish_reason == "stop"
         assert completion.stop_reason == stop
         assert completion.text == story.text[: story.text.index(stop)]
-        # It ran to the token that completes the stop text, and not further.
+        # It ran to the token that completes the stop string, and not further.
         needed = next(n for n in range(1, 61) if stop in "".join(pieces[:n]))
         assert completion.token_ids == story.token_ids[:needed]
 
@@ -105,14 +105,14 @@ def test_the_first_of_several_stop_texts(stage, story):
 
 
 def test_stop_text_of_the_prompt_or_never_reached(stage, story):
-    """A stop text that is only in the prompt, or of which only the beginning comes, ends nothing."""
+    """A stop string that is only in the prompt, or of which only the beginning comes, ends nothing."""
     completion = complete(stage, greedy(stage, max_tokens=20, stop=["Aisha had", story.text[:6] + "#"]))
     assert completion.finish_reason == "length"
     assert completion.text == stage.tokenizer().decode(story.token_ids[:20])
 
 
 def test_min_tokens_passes_over_early_stop_texts(stage, story):
-    """A stop text counts from the token after min_tokens on, even if it was in the text before."""
+    """A stop string counts from the token after min_tokens on, even if it was in the text before."""
     stop = stage.tokenizer().decode([story.token_ids[2]])
     assert (
         complete(stage, greedy(stage, max_tokens=60, stop=stop, min_tokens=2)).text
@@ -176,7 +176,7 @@ def test_a_model_without_end_token(stage, tmp_path):
 
 
 def test_what_ends_a_request(stage):
-    """Token by token, without a model: an end token, a stop token, a stop text, the length, and min_tokens."""
+    """Token by token, without a model: an end token, a stop token, a stop string, the length, and min_tokens."""
     a, b = stage.tokenizer().encode(" a"), stage.tokenizer().encode(" b")
     for settings, tokens, ends in [
         ({"stop_token_ids": b}, a + b, ("stop", b[0])),
@@ -187,7 +187,7 @@ def test_what_ends_a_request(stage):
         ({}, [*a, EOS], ("stop", None)),
         ({"ignore_eos": True, "max_tokens": 3}, [*a, EOS, *b], ("length", None)),
         ({"ignore_eos": True, "stop_token_ids": [EOS]}, [*a, EOS], ("stop", EOS)),
-        # A stop text in what is left at the end: half a character, the text of the token that ended it.
+        # A stop string in what is left at the end: half a character, the text of the token that ended it.
         ({"stop": "\ufffd", "max_tokens": 2}, a + stage.tokenizer().encode("ж")[:1], ("stop", "\ufffd")),
         ({"stop": " b", "stop_token_ids": b, "include_stop_str_in_output": True}, a + b, ("stop", " b")),
     ]:

@@ -1,4 +1,4 @@
-"""Streams: the pieces, joined, are what generate returns; never half a character, never a part of a stop text."""
+"""Streams: the pieces, joined, are what generate returns; never half a character, never a part of a stop string."""
 
 import threading
 
@@ -76,7 +76,7 @@ def test_a_token_per_event_as_it_is_made(stage):
 
 
 def test_a_possible_stop_text_is_held_back(stage):
-    """What could become a stop text comes only when it can't any more."""
+    """What could become a stop string comes only when it can't any more."""
     llm = stage.engine()
     full = llm.generate(["Once upon a time"], stage.SamplingParams(temperature=0, max_tokens=12))[0].outputs[0].text
     half = full[4:10]

@@ -129,7 +129,7 @@ def test_min_tokens_lengthens_what_can_be_longer(stage, engines):
 
 
 def test_stop_texts_and_other_controls(stage, engines):
-    """A form ends only when it is complete: neither a stop text nor a stop token cuts it off."""
+    """A form ends only when it is complete: neither a stop string nor a stop token cuts it off."""
     cuts = dict(stop=[" ", "e"], stop_token_ids=list(range(256)))
     params = [
         params_of(engines(stage), dict(regex="[a-z]{3} [a-z ]{30,60}"), temperature=0, **cuts),

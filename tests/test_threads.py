@@ -202,11 +202,11 @@ def test_kernels_without_memory(stage):
         attend()
 
 
-# --- Stop texts ----------------------------------------------------------------------------------------------------
+# --- Stop strings ----------------------------------------------------------------------------------------------------
 
 
 def ends_where(stop: str, text: str, old_length: int) -> int | None:
-    """The obvious way: where in the text a stop text that ends in its new part ends for the first time."""
+    """The obvious way: where in the text a stop string that ends in its new part ends for the first time."""
     position = text.find(stop, max(0, old_length + 1 - len(stop)))
     return None if position < 0 else position + len(stop)
 
@@ -222,8 +222,8 @@ def test_stop_texts_are_found_as_the_obvious_way_finds_them(stage, seed):
         for _ in range(rng.randrange(1, 8)):
             piece = "".join(rng.choices(letters, k=rng.randrange(0, 5)))
             text, before = text + piece, text
-            assert grown.num_certain == len(before) - max(n for n in range(len(stop)) if before.endswith(stop[:n]))
-            found, end = grown._append(piece, may_stop=True), ends_where(stop, text, len(before))
+            assert grown.num_final == len(before) - max(n for n in range(len(stop)) if before.endswith(stop[:n]))
+            found, end = grown._append(piece, past_min_tokens=True), ends_where(stop, text, len(before))
             assert (found, grown.text) == ((None, text) if end is None else (stop, text[: end - len(stop)]))
             if found:
                 break
@@ -240,4 +240,4 @@ def test_hundreds_of_long_stop_texts(stage, small_checkpoint):
     for _ in range(30):
         request.add(5)
     assert request.text.text == text * 30
-    assert stage.part("outputs").StreamEvent.take(request, 0).text == ""  # all of it may still become a stop text
+    assert stage.part("outputs").StreamEvent.take(request, 0).text == ""  # all of it may still become a stop string

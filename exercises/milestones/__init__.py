@@ -69,7 +69,7 @@ MILESTONES = [
             "model.py": ("Attention.forward", "Attention._split_heads", "MLP.forward", "Layer.forward", "GPT2.forward"),
             "sampler.py": ("sample", "choose", "keep_top_k", "keep_top_p", "keep_min_p", "draw"),
             "request.py": ("Request.add", "Request.finish"),
-            "support/text.py": ("Text._append", "Text.num_certain"),
+            "support/text.py": ("Text._append", "Text.num_final"),
         },
         verbs=(
             "check_one_batch", "check_one_forward", "check_one_sample", "check_one_draw", "check_one_commit",
@@ -164,7 +164,7 @@ MILESTONES = [
         8, "int8", "int8", "stage08_int8", (45, 75),
         {
             "quantize.py": (
-                "quantize", "Int8Linear.forward", "Int8Embedding.forward", "Int8Embedding.logits", "quantizing",
+                "quantize", "Int8Linear.forward", "Int8Embedding.forward", "Int8Embedding.logits", "quantize_on_load",
             ),
         },
         verbs=("check_quantize", "check_int8_layer", "check_int8_table", "check_quantizing"),

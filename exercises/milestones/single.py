@@ -95,7 +95,7 @@ def check_end_token(lab: Lab) -> None:
 
 
 def check_stop_texts(lab: Lab) -> None:
-    """stop texts within tokens and across them, the first of several, those of the prompt"""
+    """stop strings within tokens and across them, the first of several, those of the prompt"""
     prompt = prompts_of(5, seed=1)[0]
     text = lab.expected([prompt], greedy(40))[0].text
     stops = [text[3:4], text[9:14], text[2:17], ["zzz", text[20:24], text[7:10]]]
@@ -108,15 +108,15 @@ def check_stop_texts(lab: Lab) -> None:
         params, case = greedy(num, stop=stop), f"the text goes on {text[:30]!r} …, stop={stop!r}, {num} tokens"
         got, expected = lab.run(case, [prompt], params)[0], lab.expected([prompt], params)[0]
         known = {
-            "the stop text is not part of the text": expected.text + str(expected.stop_reason),
-            "the stop text ended nothing; it may begin in one token and end in a later one": text,
+            "the stop string is not part of the text": expected.text + str(expected.stop_reason),
+            "the stop string ended nothing; it may begin in one token and end in a later one": text,
         }
         expect(f"{case}: text", got.text, expected.text, known)
         expect(
             f"{case}: token_ids",
             got.token_ids,
             expected.token_ids,
-            likely="token_ids ends with the token that completes the stop text, and keeps it",
+            likely="token_ids ends with the token that completes the stop string, and keeps it",
         )
         expect(f"{case}: finish_reason and stop_reason", ended(got), ended(expected))
     case = "stop='a fox', which is only in the prompt"
@@ -125,7 +125,7 @@ def check_stop_texts(lab: Lab) -> None:
         f"{case}: tokens",
         len(got.token_ids),
         6,
-        likely="a stop text was found in the prompt; look for it in the output only",
+        likely="a stop string was found in the prompt; look for it in the output only",
     )
 
 
@@ -265,12 +265,12 @@ def check_stream(lab: Lab) -> None:
 
 
 def check_held_back(lab: Lab) -> None:
-    """streams: what may become a stop text is held back, and sent at the end if it did not"""
+    """streams: what may become a stop string is held back, and sent at the end if it did not"""
     prompt = prompts_of(5, seed=1)[0]
     text = lab.expected([prompt], greedy(20))[0].text
     for stop, right, likely in (
-        (text[9:14], text[:9], "the beginning of a stop text was sent before it was complete"),
-        (text[-3:] + "#", text, "held-back text was not sent when the output ended without the stop text"),
+        (text[9:14], text[:9], "the beginning of a stop string was sent before it was complete"),
+        (text[-3:] + "#", text, "held-back text was not sent when the output ended without the stop string"),
     ):
         case = f"the text goes on {text!r}, stop={stop!r}, as a stream"
         texts, _, _ = streamed(lab, case, lab.shared(), [prompt], [greedy(20, stop=stop)])

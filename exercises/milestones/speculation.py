@@ -150,7 +150,7 @@ def check_ends(lab: Lab) -> None:
     cases = {f"max_tokens={num}": greedy(num) for num in (1, 2, 4, 6, 7, 54)}
     cases |= {"no max_tokens, only the context's end": greedy(60)}
     cases |= {f"token {at} is a stop token": greedy(20, stop_token_ids=[ids[at]]) for at in (3, 4, 9)}
-    cases |= {f"characters {at} and the next are a stop text": greedy(20, stop=[text[at : at + 2]]) for at in (3, 8)}
+    cases |= {f"characters {at} and the next are a stop string": greedy(20, stop=[text[at : at + 2]]) for at in (3, 8)}
     for what, settings in cases.items():
         case = f"a prompt of 10 tokens, {GUESSES} guesses a step, all right; {what}"
         llm, drafter = guessing(lab, future([prompt], whole))

@@ -169,7 +169,7 @@ def check_one_draw(lab: Lab) -> None:
 
 
 def check_one_end(lab: Lab) -> None:
-    """the end: an end token that is ignored, a stop text that the last bytes complete"""
+    """the end: an end token that is ignored, a stop string that the last bytes complete"""
     with lab.case(case := "add, the end token, ignore_eos=True: finish_reason"):
         one = request(lab, PROMPTS[0], ignore_eos=True)
         one.add(END)
@@ -178,39 +178,39 @@ def check_one_end(lab: Lab) -> None:
         "add, without log-probabilities: the request's logprobs", list(one.logprobs), [], likely="None is not stored"
     )
     with lab.case(
-        case := "add, the first of the two bytes of é as the last token, and the stop text is \ufffd: both reasons"
+        case := "add, the first of the two bytes of é as the last token, and the stop string is \ufffd: both reasons"
     ):
         one = request(lab, PROMPTS[0], ignore_eos=True, stop="\ufffd", max_tokens=1)
         one.add(one.tokenizer.encode("é")[0])
     likely = "what `self.text.flush` finds is the reason"
     expect(case, [one.finish_reason, one.stop_reason], ["stop", "\ufffd"], likely=likely)
-    with lab.case(case := "add, the tokens x, y and z, the stop text is xy, min_tokens=2: finish_reason"):
+    with lab.case(case := "add, the tokens x, y and z, the stop string is xy, min_tokens=2: finish_reason"):
         one = request(lab, PROMPTS[0], stop="xy", min_tokens=2)
         for letter in "xyz":
             one.add(one.tokenizer.encode(letter)[0])
     likely = "it was complete within the first min_tokens tokens: to end the output it has to end in the newest text"
     expect(case, str(one.finish_reason), "None", likely=likely)
     for stops in (["ac", "bac"], ["bac", "ac"]):
-        with lab.case(case := f"add, the tokens b, a and c, the stop texts are {stops}: text and stop_reason"):
+        with lab.case(case := f"add, the tokens b, a and c, the stop strings are {stops}: text and stop_reason"):
             one = request(lab, PROMPTS[0], stop=stops)
             for letter in "bac":
                 one.add(one.tokenizer.encode(letter)[0])
         likely = "both are complete at once: the one that begins first counts"
-        said = {"a stop text may begin in one token and end in a later one": ["bac", None]}
+        said = {"a stop string may begin in one token and end in a later one": ["bac", None]}
         expect(case, [one.text.text, one.stop_reason], ["", "bac"], said, likely=likely)
     for kept, text, certain, likely in (
-        (False, "b", 1, "a and ac may become the stop text acid: they are held back"),
-        (True, "bacid", 3, "a stop text that is kept may be told at once: nothing is held back"),
+        (False, "b", 1, "a and ac may become the stop string acid: they are held back"),
+        (True, "bacid", 3, "a stop string that is kept may be told at once: nothing is held back"),
     ):
-        how = f"the stop texts are q and acid, include_stop_str_in_output={kept}"
+        how = f"the stop strings are q and acid, include_stop_str_in_output={kept}"
         with lab.case(f"add, the tokens b, a, c, i and d, {how}"):
             one = request(lab, PROMPTS[0], stop=["q", "acid"], include_stop_str_in_output=kept)
             for letter in "bac":
                 one.add(one.tokenizer.encode(letter)[0])
-            num_certain = one.text.num_certain
+            num_final = one.text.num_final
             for letter in "id":
                 one.add(one.tokenizer.encode(letter)[0])
-        expect(f"add, the tokens b, a and c, {how}: num_certain", num_certain, certain, likely=likely)
+        expect(f"add, the tokens b, a and c, {how}: num_final", num_final, certain, likely=likely)
         expect(f"add, the tokens b, a, c, i and d, {how}: text", one.text.text, text)
 
 
@@ -1172,8 +1172,10 @@ def check_int8_table(lab: Lab) -> None:
 
 def check_quantizing(lab: Lab) -> None:
     """weights: every matrix is quantized as it is loaded, and nothing else"""
-    quantizing, layer, table = (part(lab, "quantize", name) for name in ("quantizing", "Int8Linear", "Int8Embedding"))
-    with lab.case(case := "quantizing, a GPT2 on the meta device, and its tensors one by one"):
+    quantize_on_load, layer, table = (
+        part(lab, "quantize", name) for name in ("quantize_on_load", "Int8Linear", "Int8Embedding")
+    )
+    with lab.case(case := "quantize_on_load, a GPT2 on the meta device, and its tensors one by one"):
         with torch.device("meta"):
             model = part(lab, "model", "GPT2")(
                 part(lab, "model", "ModelConfig")(**{**SIZES, "n_embd": 6, "n_inner": 10})
@@ -1181,7 +1183,7 @@ def check_quantizing(lab: Lab) -> None:
         generator = torch.Generator().manual_seed(0)
         tensors = {name: torch.randn(p.shape, generator=generator) for name, p in model.state_dict().items()}
         linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-        take = quantizing(model)
+        take = quantize_on_load(model)
     for name, tensor in tensors.items():
         with lab.case(f"{case}: {name}"):
             taken, before = take(name, tensor), tensor.clone()

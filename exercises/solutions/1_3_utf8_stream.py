@@ -52,29 +52,29 @@ MUTANTS = [
     ("drops half characters", DECODE, 'data.decode("utf-8", errors="ignore")', "held back, not dropped"),
     ("swallows what is broken", '(errors="replace")', '(errors="ignore")', "something is broken"),
     ("forgets the rest", 'self.decoder.decode(b"", final=True)', '""', "what is left at the end"),
-    ("sends the beginning of a stop text", "default=1) - 1, 0, -1)", "default=1) - 1, 99, -1)", "can't be taken back"),
-    ("goes on after the stop text", "        if self.stopped:\n            return \"\"\n", "", "nothing more is sent"),
+    ("sends the beginning of a stop string", "default=1) - 1, 0, -1)", "default=1) - 1, 99, -1)", "can't be taken back"),
+    ("goes on after the stop string", "        if self.stopped:\n            return \"\"\n", "", "nothing more is sent"),
     ("loses what it held", HELD, 'text, self.held = new, ""', "what was held back is lost"),
     ("keeps what it held at the end", "            return text\n        for", '            return ""\n        for',
      "left at the end must be returned"),
     ("holds back too much", "stop.startswith(text[-length:]) and len(text) >= length for", "True for",
-     "only what begins a stop text"),
+     "only what begins a stop string"),
     ("the first of the list stops", "return text[: min(found)]", "return text[: found[0]]", "begins first counts"),
-    ("one stop text after another", "        for length in range(max(map(len, self.stop), default=1) - 1, 0, -1):\n"
+    ("one stop string after another", "        for length in range(max(map(len, self.stop), default=1) - 1, 0, -1):\n"
      "            if any(stop.startswith(text[-length:]) and len(text) >= length for stop in self.stop):\n",
      "        pairs = [(n, stop) for stop in self.stop[::-1] for n in range(len(stop) - 1, 0, -1)]\n"
      "        for length, stop in pairs:\n"
-     "            if stop.startswith(text[-length:]) and len(text) >= length:\n", "over all stop texts"),
+     "            if stop.startswith(text[-length:]) and len(text) >= length:\n", "over all stop strings"),
     ("takes the shortest beginning", "default=1) - 1, 0, -1)", "default=1))", "the longest beginning"),
-    ("looks for stop texts in the new text only", "found = [position for position in map(text.find, self.stop) if position >= 0]",
+    ("looks for stop strings in the new text only", "found = [position for position in map(text.find, self.stop) if position >= 0]",
      "found = [text.find(s) for s in self.stop if s in new]", "held-back text and the new text together"),
     ("flush does not stop", "        if certain is None:  # the end: nothing can follow\n            return text\n", "", "what was held back is lost"),
     ("never says that it stopped", "            self.stopped = True\n            return text[: min(found)]\n",
-     "            self.stop, self.held = (\"\",), \"\"\n            return text[: min(found)]\n", "stopped, after the stop text"),
-    ("the last place of a stop text", "map(text.find, self.stop)", "map(text.rfind, self.stop)", PASTE),
+     "            self.stop, self.held = (\"\",), \"\"\n            return text[: min(found)]\n", "stopped, after the stop string"),
+    ("the last place of a stop string", "map(text.find, self.stop)", "map(text.rfind, self.stop)", PASTE),
     ("an empty token flushes", "        return self.send(self.decoder.decode(data), 0)", "        return self.send(self.decoder.decode(data, not data), 0)", PASTE),
     ("one replacement for all broken bytes", DECODE, "__import__('re').sub('�+', '�', self.decoder.decode(data))", "for each broken piece"),
-    ("holds back sixteen characters", "default=1) - 1, 0, -1)", "default=1) - 1, 0, -1)[-16:]", "a stop text of 100 characters"),
+    ("holds back sixteen characters", "default=1) - 1, 0, -1)", "default=1) - 1, 0, -1)[-16:]", "a stop string of 100 characters"),
 ]  # fmt: skip
 
 AGAIN = """    def again(self, data, final=False):

@@ -44,10 +44,10 @@ def test_end_token(work):
     check(work, "a, end token", ("a", None), (), 5, ("a", "stop", 2), said)
     said = {"the first token may be the end token": ("<end>…", "length", 2)}
     check(work, "the end token as the first of all, max_tokens=2", (None,), (), 2, ("", "stop", 1), said)
-    said = {"the end token's text is not searched for stop texts: it is not part of the completion": ("", "stop", 2)}
+    said = {"the end token's text is not searched for stop strings: it is not part of the completion": ("", "stop", 2)}
     check(work, "a, end token <end>, stop 'a<end>'", ("a", None), ("a<end>",), 5, ("a", "stop", 2), said)
     check(work, "ab, end token <end>, stop 'b<'", ("ab", None), ("b<",), 5, ("ab", "stop", 2),
-          {"the end token's text is not searched for stop texts: it is not part of the completion": ("a", "stop", 2)})  # fmt: skip
+          {"the end token's text is not searched for stop strings: it is not part of the completion": ("a", "stop", 2)})  # fmt: skip
 
 
 def test_tokens_without_text(work):
@@ -61,41 +61,43 @@ def test_tokens_without_text(work):
 def test_the_last_token_may_end_it(work):
     said = {"the end token came with the last token allowed: that is a stop": ("ab", "length", 3)}
     check(work, "end token as the last of max_tokens=3", ("a", "b", None), (), 3, ("ab", "stop", 3), said)
-    said = {"the stop text was complete with the last token allowed: that is a stop": ("ab", "length", 2),
-            "the completion ends before the stop text": ("ab", "stop", 2)}  # fmt: skip
+    said = {"the stop string was complete with the last token allowed: that is a stop": ("ab", "length", 2),
+            "the completion ends before the stop string": ("ab", "stop", 2)}  # fmt: skip
     check(work, "stop 'b' with the last of max_tokens=2", ("a", "b"), ("b",), 2, ("a", "stop", 2), said)
 
 
 def test_a_stop_text_over_tokens(work):
-    said = {"a stop text may begin in one token and end in another: search the whole text": ("The end.\n\nQ: next", "length", 5),
-            "the completion ends before the stop text": ("The end.\n\nQ", "stop", 4)}  # fmt: skip
+    said = {"a stop string may begin in one token and end in another: search the whole text": ("The end.\n\nQ: next", "length", 5),
+            "the completion ends before the stop string": ("The end.\n\nQ", "stop", 4)}  # fmt: skip
     texts = ("The", " end", ".\n", "\nQ", ": next")
     check(work, r"stop '\n\n' over two tokens", texts, ("\n\n",), 5, ("The end.", "stop", 4), said)
-    said = {"a stop text may lie in the middle of a token": ("xaSTOPb…", "length", 3)}
+    said = {"a stop string may lie in the middle of a token": ("xaSTOPb…", "length", 3)}
     check(work, "stop inside a token", ("x", "aSTOPb"), ("STOP",), 3, ("xa", "stop", 2), said)
 
 
 def test_the_first_to_begin(work):
-    said = {"of several stop texts the one that begins first counts, not the first in the list": ("a b ", "stop", 1)}
+    said = {"of several stop strings the one that begins first counts, not the first in the list": ("a b ", "stop", 1)}
     check(work, "stops 'c', 'b' in 'a b c'", ("a b c",), ("c", "b"), 3, ("a ", "stop", 1), said)
     said = {"the one that begins first counts, not the one that ends first": ("abc", "stop", 1)}
     check(work, "stops 'bcde', 'd' in 'abcdef'", ("abcdef",), ("bcde", "d"), 3, ("a", "stop", 1), said)
-    said = {"the first occurrence of a stop text counts, not the last": ("ab.", "stop", 1)}
+    said = {"the first occurrence of a stop string counts, not the last": ("ab.", "stop", 1)}
     check(work, "stop 'b' in 'ab.b'", ("ab.b",), ("b",), 3, ("a", "stop", 1), said)
 
 
 def test_a_stop_text_over_many_tokens(work):
-    said = {"a stop text may span any number of tokens: search the whole text": ("abcd", "length", 4)}
+    said = {"a stop string may span any number of tokens: search the whole text": ("abcd", "length", 4)}
     check(work, "stop 'bcd' over three tokens", ("a", "b", "c", "d"), ("bcd",), 4, ("a", "stop", 4), said)
 
 
 def test_a_stop_text_is_no_pattern(work):
-    said = {"a stop text is plain text, not a regular expression, where . and * have special meanings": ("", "stop", 1)}
+    said = {
+        "a stop string is plain text, not a regular expression, where . and * have special meanings": ("", "stop", 1)
+    }
     check(work, "stop '.' in 'ab' and 'c.'", ("ab", "c."), (".",), 3, ("abc", "stop", 2), said)
 
 
 def test_an_earlier_end(work):
-    said = {"look for stop texts after every token, not only at the end": ("a", "stop", 4)}
+    said = {"look for stop strings after every token, not only at the end": ("a", "stop", 4)}
     check(work, "stop 'b', then the end token", ("a", "b", "c", None), ("b",), 9, ("a", "stop", 2), said)
 
 
@@ -114,7 +116,7 @@ def slowly(tokens, stop, max_tokens):
 
 
 def test_any_completion(work):
-    """Stop texts that overlap and repeat, tokens without text, an end token whose text looks like any other."""
+    """Stop strings that overlap and repeat, tokens without text, an end token whose text looks like any other."""
 
     def check_one(choose):
         piece = lambda: "".join(choose.some(lambda: choose.one_of("ab. A"), 3))  # noqa: E731
@@ -133,12 +135,12 @@ def test_any_completion(work):
 
 
 def test_long_completions(work):
-    """Thousands of tokens, token ids beyond 65,535, and stop texts longer than any token."""
+    """Thousands of tokens, token ids beyond 65,535, and stop strings longer than any token."""
     for length in (100, 1000):
         stop, pieces = "x" * length, [*["ab"] * 1200, *["xx"] * (length // 2), "c"]
         model = iter([(100_000 + i, piece) for i, piece in enumerate(pieces)])
         got = work.complete(model, 99_999, (stop, "never " * 20), 70_000)
-        expect(f"1,200 tokens, then a stop text of {length} x", (got.text, got.finish_reason, got.num_tokens),
+        expect(f"1,200 tokens, then a stop string of {length} x", (got.text, got.finish_reason, got.num_tokens),
                ("ab" * 1200, "stop", 1200 + length // 2))  # fmt: skip
     model = iter([(i, "a") for i in range(1500)])
     got = work.complete(model, 1400, ("b",), 2000)

@@ -32,39 +32,39 @@ def test_broken_bytes(work):
 
 def test_holds_back_no_more_than_needed(work):
     got = sent(work, [b"hello ", b"world, S"], ("STOP", "END OF IT"))[0]
-    said = {"hold back only what begins a stop text, not as many characters as it is long": ["", "hello ", "world, S"],
-            "the beginning of the stop text was sent; it can't be taken back": ["hello ", "world, S", ""],
+    said = {"hold back only what begins a stop string, not as many characters as it is long": ["", "hello ", "world, S"],
+            "the beginning of the stop string was sent; it can't be taken back": ["hello ", "world, S", ""],
             "what was held back is lost at the end": ["hello ", "world, ", ""]}  # fmt: skip
     expect("hello |world, S, stops 'STOP', 'END OF IT'", got, ["hello ", "world, ", "S"], said)
     got = sent(work, [b"x aaab"], ("aab",))[0]
-    expect("x aaab, stop 'aab'", got, ["x a", ""], {"the stop text begins at the second a": ["x aaab", ""]})
+    expect("x aaab, stop 'aab'", got, ["x a", ""], {"the stop string begins at the second a": ["x aaab", ""]})
 
 
 def test_holds_back_a_possible_stop_text(work):
-    later = "nothing more is sent after the stop text, not even by flush"
-    said = {"the beginning of the stop text was sent; it can't be taken back": ["a S", "T", "", "", ""],
-            "search for the stop text in the held-back text and the new text together": ["a ", "", "STOP b", "c", ""],
+    later = "nothing more is sent after the stop string, not even by flush"
+    said = {"the beginning of the stop string was sent; it can't be taken back": ["a S", "T", "", "", ""],
+            "search for the stop string in the held-back text and the new text together": ["a ", "", "STOP b", "c", ""],
             later: OneOf([["a ", "", "", "c", ""], ["a ", "", "", " bc", ""], ["a ", "", "", "", "c"]])}  # fmt: skip
     got, stopped = sent(work, [b"a S", b"T", b"OP b", b"c"], ("STOP",))
     expect("a S|T|OP b|c, stop 'STOP'", got, ["a ", "", "", "", ""], said)
-    require(stopped, "stopped, after the stop text", True, stopped)
+    require(stopped, "stopped, after the stop string", True, stopped)
 
 
 def test_sends_what_was_held_back_for_nothing(work):
     said = {"the held-back text is lost: put it in front of what comes next": ["a ", "ART", ""],
-            "don't wait for flush: send the text as soon as it can no longer begin a stop text": ["a ", "", "START"]}  # fmt: skip
+            "don't wait for flush: send the text as soon as it can no longer begin a stop string": ["a ", "", "START"]}  # fmt: skip
     expect("a ST|ART, stop 'STOP'", sent(work, [b"a ST", b"ART"], ("STOP",))[0], ["a ", "START", ""], said)
     said = {"at the end, held-back text is text like any other": ["a ", ""]}
     expect("a ST and the end, stop 'STOP'", sent(work, [b"a ST"], ("STOP",))[0], ["a ", "ST"], said)
 
 
 def test_holds_back_the_longest_beginning(work):
-    said = {"hold back the longest beginning of a stop text: the first a was sent too early": ["x a", "ab", ""]}
+    said = {"hold back the longest beginning of a stop string: the first a was sent too early": ["x a", "ab", ""]}
     expect("x aa|b, stop 'aab'", sent(work, [b"x aa", b"b"], ("aab",))[0], ["x ", "", ""], said)
 
 
 def test_several_stop_texts(work):
-    said = {"the longest beginning counts over all stop texts: 'AB' of 'ABC', not 'B' of 'BX'": ["A", "BC", ""]}
+    said = {"the longest beginning counts over all stop strings: 'AB' of 'ABC', not 'B' of 'BX'": ["A", "BC", ""]}
     expect("AB|C, stops 'ABC', 'BX'", sent(work, [b"AB", b"C"], ("ABC", "BX"))[0], ["", "", ""], said)
     said = {"of several that are complete the one that begins first counts": ["a b ", ""]}
     expect("'a b c' at once, stops 'c', 'b'", sent(work, [b"a b c"], ("c", "b"))[0], ["a ", ""], said)
@@ -72,7 +72,7 @@ def test_several_stop_texts(work):
 
 def test_flush_may_complete_a_stop_text(work):
     got, stopped = sent(work, [b"a", b"\xe2"], ("a�",))
-    said = {"the � that flush makes is text like any other: it may complete a stop text": (["", "", "a�"], False)}
+    said = {"the � that flush makes is text like any other: it may complete a stop string": (["", "", "a�"], False)}
     expect("a|half a character, stop 'a�', the end", (got, stopped), (["", "", ""], True), said)
 
 
@@ -86,7 +86,7 @@ def test_streams_are_apart(work):
 def test_a_long_stop_text(work):
     got = sent(work, [b"a <|end_of_turn|", b">"], ("<|end_of_turn|>",))[0]
     expect("a <|end_of_turn||>, stop '<|end_of_turn|>'", got, ["a ", "", ""],
-           {"a stop text may be longer than the held-back text": ["a <|end_of_turn|", ">", ""]})  # fmt: skip
+           {"a stop string may be longer than the held-back text": ["a <|end_of_turn|", ">", ""]})  # fmt: skip
 
 
 def slowly(pieces, stop):
@@ -106,7 +106,7 @@ def slowly(pieces, stop):
 
 
 def test_any_stream(work):
-    """Few letters, so that stop texts overlap; characters of two and four bytes, whole, cut and broken; empty tokens."""
+    """Few letters, so that stop strings overlap; characters of two and four bytes, whole, cut and broken; empty tokens."""
 
     def check(choose):
         parts = [b"a", b"b", "é".encode(), b"\xc3", b"\xa9", "🦊".encode(), b"\xf0\x9f", b"\xff", b"\xf0\x80", b"\xf4\x90",
@@ -126,13 +126,13 @@ def test_any_stream(work):
 
 
 def test_long_texts(work):
-    """Thousands of bytes at once, and a stop text of a thousand characters that spans many tokens."""
+    """Thousands of bytes at once, and a stop string of a thousand characters that spans many tokens."""
     text = "a🦊é" * 800
     expect("5,600 bytes in one piece", sent(work, [text.encode()])[0], [text, ""])
     for length in (100, 1500):
         stop = "STOP" * (length // 4)
         pieces = [b"x" * 2000 + b"STOP" * 20, stop[80:-1].encode(), b"P", b"more"]
-        expect(f"a stop text of {length} characters over three tokens", sent(work, pieces, (stop,)),
+        expect(f"a stop string of {length} characters over three tokens", sent(work, pieces, (stop,)),
                (["x" * 2000, "", "", "", ""], True))  # fmt: skip
         expect(
             "the same, except for its end",

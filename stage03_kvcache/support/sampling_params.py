@@ -37,7 +37,7 @@ class SamplingParams:
             raw logits; -1 is all of them, None returns none.
         logits_processors: pure functions (prompt token ids, output token ids, logits) -> logits.
             Logits are [vocab_size] float32, as the model gave them; a token at -inf is not chosen.
-        include_stop_str_in_output: the text ends after the stop text, or the stop token's text, that ended it.
+        include_stop_str_in_output: the text ends after the stop string, or the stop token's text, that ended it.
         skip_special_tokens: leave special tokens, such as the end token, out of the text.
 
     Raises:

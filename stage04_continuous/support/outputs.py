@@ -61,13 +61,13 @@ class CompletionOutput:
 
     Attributes:
         index: which completion of its request.
-        text: the generated text, without the end token and without the stop text that ended it.
+        text: the generated text, without the end token and without the stop string that ended it.
         token_ids: the generated tokens, including the one that ended it.
         cumulative_logprob: the sum of the chosen tokens' log-probabilities; None unless requested.
         logprobs: if requested, for each generated token: token id -> Logprob, of it and of the most likely ones.
-        finish_reason: "stop" (the end token, a stop text, a stop token), "length", "abort", or "error": this request
+        finish_reason: "stop" (the end token, a stop string, a stop token), "length", "abort", or "error": this request
             alone has failed.
-        stop_reason: the stop text or the stop token id that ended it, or the message of the error; else None.
+        stop_reason: the stop string or the stop token id that ended it, or the message of the error; else None.
     """
 
     index: int
@@ -127,8 +127,8 @@ class RequestOutput:
 class StreamEvent:
     """A stream event: what one step added to the completion of prompt `index`.
 
-    `text` may be empty: half a character is held back, and so is what may begin a stop text. `finish_reason` is
-    None until the last event of the index; `stop_reason` then says which stop text, token or error it was. `logprobs`
+    `text` may be empty: half a character is held back, and so is what may begin a stop string. `finish_reason` is
+    None until the last event of the index; `stop_reason` then says which stop string, token or error it was. `logprobs`
     are those of `token_ids`, if requested. The first event of a request has its `prompt_logprobs`, if requested.
     `queue_time` is that of RequestMetrics.
     """
@@ -146,7 +146,7 @@ class StreamEvent:
     def take(cls, request: Any, index: int) -> "StreamEvent":
         """What is new since the last call, for prompt `index`."""
         (begin, start), text = request.streamed, request.text.text
-        end = len(text) if request.finished else request.text.num_certain
+        end = len(text) if request.finished else request.text.num_final
         scheduled = request.first_scheduled_time
         request.streamed = len(request.output_token_ids), end
         return cls(

@@ -499,7 +499,7 @@ void paged_attention(const Team *team, const Rows *out, const Rows *query, const
         else decode_attention(out, query, cache, step, item, kind, memory);
     }
     end_products(kind);
-    meet(team);
+    barrier(team);
 }
 
 /* One head of one token: its key becomes a column of the block's keys, its value a row of the values. */
@@ -534,5 +534,5 @@ void write_kv(const Team *team, const Cache *c, const Rows *qkv, const Step *ste
                 else write_one(c, k, k + width, keys, values, 2);
             }
     }
-    meet(team);
+    barrier(team);
 }

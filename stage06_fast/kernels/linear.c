@@ -150,5 +150,5 @@ void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, 
         one_panel(w, x, i * rows, &chunk, p, epilogue, out, to, after);
     }
     end_products(kind);
-    meet(team);
+    barrier(team);
 }

@@ -493,7 +493,7 @@ void score_rows(const Team *team, const float *logits, const int64_t *indices, i
                                 .logprobs = logprobs + t * (1 + k)};
         find_logprobs(&m, &row, vocab_size);
     }
-    meet(team);
+    barrier(team);
 }
 
 void sample_rows(const Team *team, SampledRow *rows, int64_t num_rows, int64_t vocab_size, char *memory) {
@@ -502,5 +502,5 @@ void sample_rows(const Team *team, SampledRow *rows, int64_t num_rows, int64_t v
         rows[t].token_id = choose(&m, &rows[t], vocab_size);
         if (rows[t].token_id >= 0 && rows[t].num_logprobs >= 0) find_logprobs(&m, &rows[t], vocab_size);
     }
-    meet(team);
+    barrier(team);
 }

@@ -48,7 +48,7 @@ static void keep_last(const Team *team, const Workspace *w, int64_t n_embd, cons
         memcpy(w->x + t * n_embd, w->x + step->logits_indices[t] * n_embd, sizeof(float) * (size_t)n_embd);
         memcpy(w->qkv.data + t * w->qkv.stride, w->qkv.data + step->logits_indices[t] * w->qkv.stride, query);
     }
-    meet(team);
+    barrier(team);
 }
 
 /* A step, what is left of it in the last layer, and the plans for the attention of both. */

@@ -15,7 +15,7 @@ void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t
             store(to + c, fetch(token + c * size, numbers) + fetch(position + c * size, numbers));
         for (; c < n_embd; c++) to[c] = fetch_one(token, c, numbers) + fetch_one(position, c, numbers);
     }
-    meet(team);
+    barrier(team);
 }
 
 void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t *which, int64_t num_rows,
@@ -39,5 +39,5 @@ void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t 
             write_some(to, t, c, normed * load_some(weight + c, left) + load_some(bias + c, left), left);
         }
     }
-    meet(team);
+    barrier(team);
 }

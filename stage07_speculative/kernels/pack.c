@@ -34,5 +34,5 @@ void pack(const Team *team, char *panels, const char *weight, int64_t format, in
         if (format == BFLOAT16) PACK_FROM(BFLOAT16)
         if (format == FLOAT16) switch (kind) { PACK(FLOAT16, FMA_FLOAT32) PACK(FLOAT16, TILES_SPLIT) }
     }
-    meet(team);
+    barrier(team);
 }

@@ -41,25 +41,25 @@ static void wake(Shared *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-void meet(const Team *team) {
+void barrier(const Team *team) {
     Shared *s = team->shared;
     if (team->size == 1) {
         s->taken[0].value = 0;
         return;
     }
-    const int64_t meeting = __atomic_load_n(&s->meetings.value, __ATOMIC_ACQUIRE) + 1;
-    if (__atomic_add_fetch(&s->arrived.value, 1, __ATOMIC_SEQ_CST) < meeting * team->size) {
-        await(s, &s->meetings, meeting);
+    const int64_t number = __atomic_load_n(&s->barriers.value, __ATOMIC_ACQUIRE) + 1;
+    if (__atomic_add_fetch(&s->arrived.value, 1, __ATOMIC_SEQ_CST) < number * team->size) {
+        await(s, &s->barriers, number);
         return;
     }
     for (int v = 0; v < team->size; v++) s->taken[v].value = 0;
-    __atomic_store_n(&s->meetings.value, meeting, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&s->barriers.value, number, __ATOMIC_SEQ_CST);
     wake(s);
 }
 
 void leave(const Team *team) {
     Shared *s = team->shared;
-    const int64_t all = (__atomic_load_n(&s->meetings.value, __ATOMIC_ACQUIRE) + 1) * team->size;
+    const int64_t all = (__atomic_load_n(&s->barriers.value, __ATOMIC_ACQUIRE) + 1) * team->size;
     __atomic_add_fetch(&s->arrived.value, 1, __ATOMIC_SEQ_CST);
     if (team->rank == 0) await(s, &s->arrived, all);
     else wake(s);

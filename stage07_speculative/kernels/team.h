@@ -31,7 +31,7 @@ typedef struct { _Alignas(64) int64_t value; } Counter;
 /* What the threads of a step share. */
 typedef struct {
     Counter taken[MAX_THREADS]; /* pieces of each thread's run; for DYNAMIC_FOR, the first counts them all */
-    Counter arrived, meetings, sleepers; /* arrivals at all meetings so far; meetings that are over; threads asleep */
+    Counter arrived, barriers, sleepers; /* arrivals at all barriers so far; barriers that are over; threads asleep */
     pthread_mutex_t lock;
     pthread_cond_t wake;
 } Shared;
@@ -56,7 +56,7 @@ typedef struct {
     } while (0)
 
 /* For each i < n, in one of the threads. A thread takes its own run first, then what is left of the others'. There is
- * one loop between two meetings, because the counters begin at 0 after a meeting. */
+ * one loop between two barriers, because the counters begin at 0 after a barrier. */
 #define PARALLEL_FOR(i, n, team) \
     for (int run_##i = 0; run_##i < (team)->size; run_##i++) \
         for (int64_t i = take(team, run_##i, n); i >= 0; i = take(team, run_##i, n))
@@ -92,6 +92,6 @@ static inline int64_t take(const Team *team, int further, int64_t n) {
     return i < run_of(team, v + 1, n) ? i : -1;
 }
 
-void meet(const Team *team);  /* Wait for all threads; then pieces are counted from 0 again. */
-void leave(const Team *team); /* The last meeting. Only thread 0 waits: else it would spin in OpenMP for the others. */
+void barrier(const Team *team); /* Wait for all threads; then pieces are counted from 0 again. */
+void leave(const Team *team); /* The last barrier. Only thread 0 waits: else it would spin in OpenMP for the others. */
 #endif

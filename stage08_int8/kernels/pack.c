@@ -44,5 +44,5 @@ void pack(const Team *team, char *panels, const char *weight, int64_t format, in
         if (format == INT8) pack_int8(panel, (const int8_t *)from, out_stride, in_stride, columns, in, kind);
         if (format == FLOAT16) switch (kind) { PACK(FLOAT16, FMA_FLOAT32) PACK(FLOAT16, TILES_SPLIT) }
     }
-    meet(team);
+    barrier(team);
 }

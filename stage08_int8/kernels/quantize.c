@@ -34,7 +34,7 @@ void quantize(const Team *team, const Rows *to, const Rows *from, int64_t num_ro
         for (int i = 0; i < LANES; i++) sum += sums[i];
         *scale_of(to, r) = (Scale){nan ? NAN : largest / 127, sum}; /* a NaN makes all of its row NaN */
     }
-    meet(team);
+    barrier(team);
 }
 
 void embed_int8(const Team *team, float *x, const Linear *wte, const void *wpe, int64_t format,
@@ -50,5 +50,5 @@ void embed_int8(const Team *team, float *x, const Linear *wte, const void *wpe, 
             x[t * n_embd + c] = wte->scales[token] * (float)weight + fetch_one(position, c, (int)format);
         }
     }
-    meet(team);
+    barrier(team);
 }

@@ -51,7 +51,7 @@ def one_of(*names: str) -> Callable[[str, Any], str]:
     return check
 
 
-def known_device(_: str, value: Any) -> str:
+def valid_device(_: str, value: Any) -> str:
     pick_device(value)
     return value
 
