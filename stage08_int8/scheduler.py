@@ -75,16 +75,17 @@ class Scheduler:
         """The rows of the next step:
 
         1. Every running request gets a place for its last token. If there is none, the last by rank are preempted.
-        2. Running requests take their tokens, decodes before prefills: a long prompt never delays the tokens of others.
+        2. Running requests take their tokens.
         3. Unless one was preempted just now, waiting requests are admitted in order, while there are blocks and tokens.
 
         Every running request takes its tokens before any is admitted, so there are never more running requests than
-        tokens in a step, and every decode gets its token. A prompt that is cut takes all tokens that are left.
+        tokens in a step, and every decode gets its token. A prompt that is cut takes all tokens that are left, so no
+        request is admitted after it: it stays last, and never delays the tokens of others.
         """
         self.num_steps += 1
         was_preempted = self._reserve_blocks()
         budget, rows = self.max_num_batched_tokens, []
-        for request in sorted(self.running, key=lambda request: request.num_new_tokens > 1):
+        for request in self.running:
             rows.append(self._row(request, budget))
             budget = self._left(rows[-1], budget)
         while self.waiting and not was_preempted and self._can_admit(self.waiting[0], budget):
