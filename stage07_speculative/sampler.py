@@ -12,7 +12,7 @@ from torch import Tensor
 from .kernels.c_sampler import CSampler
 from .request import Request
 from .support.logits_processors import apply_logits_processors
-from .support.logprobs import NOT_FINITE, logprob_entries
+from .support.logprobs import NOT_FINITE, logprobs_of
 from .support.outputs import Logprob
 from .support.philox import uniform
 
@@ -64,14 +64,13 @@ def raw_logprobs(logits: Tensor, token_id: int, request: Request) -> dict[int, L
     """Log-probabilities of the chosen token and the likeliest ones, if requested: before penalties and temperature."""
     if request.params.logprobs is None:
         return None
-    (entries,) = logprob_entries(logits[None], [token_id], [request.params.logprobs], request.tokenizer.token_text)
-    return entries
+    return logprobs_of(logits, token_id, request.params.logprobs, request.tokenizer.token_text)
 
 
 def penalize(logits: Tensor, request: Request) -> Tensor:
     """Apply the logits processors, and lower the logits of tokens that were used before. [vocab_size] -> same"""
     params, scores = request.params, logits.clone()
-    apply_logits_processors(scores[None], [request])
+    apply_logits_processors(scores, request)
     if params.repetition_penalty != 1:
         used = torch.tensor(request.token_ids, dtype=torch.int64, device=scores.device)  # [n_used]
         scores = penalize_repetition(scores, used, params.repetition_penalty)

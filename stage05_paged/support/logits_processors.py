@@ -5,7 +5,6 @@ preemption.
 """
 
 import math
-from collections.abc import Sequence
 from threading import current_thread, main_thread
 from typing import Any
 
@@ -13,16 +12,15 @@ import torch
 from torch import Tensor
 
 
-def apply_logits_processors(scores: Tensor, requests: Sequence[Any]) -> None:
-    """Change the row of each request, in place. [n_rows, vocab_size]"""
-    for row, request in zip(scores, requests, strict=True):
-        if request.params.logits_processors and (result := processed(row, request)) is not row:
-            row.copy_(result)
-        if len(request.output_token_ids) < request.params.min_tokens:
-            end = torch.tensor(end_token_ids(request), dtype=torch.int64, device=row.device)
-            longer = row.index_fill(0, end, -math.inf)
-            if longer.max() > -math.inf:  # else the processors allow only the end, as when a JSON object is complete
-                row.copy_(longer)
+def apply_logits_processors(logits: Tensor, request: Any) -> None:
+    """Change the logits of a request, in place. [vocab_size]"""
+    if request.params.logits_processors and (result := processed(logits, request)) is not logits:
+        logits.copy_(result)
+    if len(request.output_token_ids) < request.params.min_tokens:
+        end = torch.tensor(end_token_ids(request), dtype=torch.int64, device=logits.device)
+        longer = logits.index_fill(0, end, -math.inf)
+        if longer.max() > -math.inf:  # else the processors allow only the end, as when a JSON object is complete
+            logits.copy_(longer)
 
 
 def end_token_ids(request: Any) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """Log-probabilities of the chosen token and of the most likely ones."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,28 +13,20 @@ NOT_FINITE = (
 )
 
 
-def top_logprobs(logits: Tensor, token_ids: list[int], k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row, a token and the k most likely ones: their ids, log-probabilities and ranks, each [n, 1 + k].
+def top_logprobs(logits: Tensor, token: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A token and the k most likely ones: their ids, log-probabilities and ranks, each [..., 1 + k].
 
-    logits: [n, vocab_size]
+    logits: [..., vocab_size]; token: [..., 1]
     """
-    token = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)[:, None]  # [n, 1]
-    chosen, best = logits.gather(-1, token), logits.topk(k, dim=-1)  # [n, 1], 2 x [n, k], descending
-    ids = torch.cat([token, best.indices], dim=-1)  # [n, 1 + k]: the chosen one first
-    values = torch.cat([chosen, best.values], dim=-1) - logits.logsumexp(dim=-1, keepdim=True)  # [n, 1 + k]
+    chosen, best = logits.gather(-1, token), logits.topk(k, dim=-1)  # [..., 1], 2 x [..., k], descending
+    ids = torch.cat([token, best.indices], dim=-1)  # [..., 1 + k]: the chosen one first
+    values = torch.cat([chosen, best.values], dim=-1) - logits.logsumexp(dim=-1, keepdim=True)  # [..., 1 + k]
     better = [(logits > chosen).sum(dim=-1, keepdim=True), torch.searchsorted(-best.values, -best.values)]
     return ids, values, torch.cat(better, dim=-1) + 1
 
 
-def logprob_entries(
-    logits: Tensor, token_ids: list[int], counts: list[Any], text: Callable[[int], str]
-) -> list[dict[int, Logprob]]:
-    """For each row, the log-probability of a token, and those of the `counts[i]` most likely ones.
-
-    logits: [n, vocab_size]
-    """
-    columns = [column.tolist() for column in top_logprobs(logits, token_ids, max(counts))]
-    return [
-        {i: Logprob(value, rank, text(i)) for i, value, rank in [*zip(*row, strict=True)][: 1 + count]}
-        for count, *row in zip(counts, *columns, strict=True)
-    ]
+def logprobs_of(logits: Tensor, token_id: int, k: int, text: Callable[[int], str]) -> dict[int, Logprob]:
+    """The log-probabilities of a token and of the k most likely ones. logits: [vocab_size]"""
+    token = torch.tensor([token_id], dtype=torch.int64, device=logits.device)
+    columns = [column.tolist() for column in top_logprobs(logits, token, k)]
+    return {i: Logprob(value, rank, text(i)) for i, value, rank in zip(*columns, strict=True)}

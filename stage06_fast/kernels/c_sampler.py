@@ -49,7 +49,7 @@ class CSampler:
             if is_processed(request):
                 processed = logits[i].clone()
                 try:
-                    apply_logits_processors(processed[None], [request])
+                    apply_logits_processors(processed, request)
                 except Exception as error:
                     errors[i] = error
                 at = address(processed, torch.float32)

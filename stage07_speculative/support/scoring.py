@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from .logprobs import top_logprobs
@@ -118,7 +119,8 @@ def score_prompts(logits: Tensor, scored: Sequence[tuple[Any, slice]]) -> None:
         scored: requests, each with its rows of the logits; see `Batch.scored`.
     """
     for request, rows in scored:
-        columns = top_logprobs(logits[rows], next_token_ids(request, rows), request.params.prompt_logprobs)
+        token_ids = torch.tensor(next_token_ids(request, rows), dtype=torch.int64, device=logits.device)
+        columns = top_logprobs(logits[rows], token_ids[:, None], request.params.prompt_logprobs)
         request.prompt_logprobs.extend(*(column.cpu() for column in columns))
 
 
