@@ -105,7 +105,6 @@ def test_what_sampling_params_become(stage):
     others = dict(seed=None, logprobs=None, max_tokens=64, stop=(), stop_token_ids=(), logits_processors=())
     plain = {**zero, **one, **no, **others, "skip_special_tokens": True}
     assert {name: getattr(stage.SamplingParams(), name) for name in plain} == plain
-    assert [stage.SamplingParams(temperature=t).temperature for t in (0, 1e-9, 0.5)] == [0, 1e-5, 0.5]
     many = range(65_530, 65_540)
     assert stage.SamplingParams(stop_token_ids=many).stop_token_ids == tuple(many)
     assert stage.SamplingParams(stop=[*map(str, many)]).stop == tuple(map(str, many))
@@ -168,11 +167,7 @@ def test_bad_max_num_seqs(batched_stage, value):
         (None, "a string or a list of token ids"),
         (17, "a string or a list of token ids"),
         (b"bytes", "a string or a list of token ids"),
-        ({"text": "x"}, "a prompt as a dict has prompt or prompt_token_ids, got {'text': 'x'}"),
-        ({}, "a prompt as a dict has prompt or prompt_token_ids"),
-        ({"prompt": 5}, "prompt must be a string"),
-        ({"prompt_token_ids": []}, "empty list"),
-        ({"prompt": "x", "prompt_token_ids": "x"}, "prompt_token_ids a list of token ids"),
+        ({"prompt": "x"}, "a string or a list of token ids"),
         ("half a pair \ud83d", "not valid Unicode"),
         ([5] * 1024, "1024"),
         ("word " * 2000, "max_model_len 1024"),

@@ -333,7 +333,7 @@ def test_whose_a_request_is_and_when_it_came(small_checkpoint):
 
     with shown(6, small_checkpoint) as app:
         onlooker = asyncio.run(go(app))
-    assert [name for _, name in onlooker.asked.values()] == ["page-1", "page-2"]
+    assert [name for _, name in onlooker.asked.values()] == ["page-1", "page-1", "page-2", "page-2"]
     for step in onlooker.told[1:]:
         for event in step["before"]:
             if event["kind"] == "queued":

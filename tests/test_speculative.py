@@ -812,7 +812,7 @@ def test_drafters_let_go_of_requests(stage, small_checkpoint):
     for speculate in ("ngram", small_checkpoint):
         llm = stage.stepper(small_checkpoint, speculate=speculate, num_drafts=2)
         llm.add_request("a", [1, 2, 3, 1, 2], stage.SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
-        weak = weakref.ref(llm.unfinished["a"])
+        weak = weakref.ref(llm.unfinished["a"][0])
         while llm.has_unfinished_requests():
             llm.step()
         gc.collect()
