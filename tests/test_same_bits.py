@@ -135,7 +135,7 @@ def random_engine(stage, checkpoint, sizes, dtype, generator):
         str(checkpoint),
         dtype=dtype,
         block_size=block_size,
-        num_blocks=longest + generator.randint(0, longest),
+        num_blocks=longest + generator.randint(0, longest // 4),
         max_num_seqs=generator.choice([1, 3, 8]),
         max_num_batched_tokens=budget,
         enable_chunked_prefill=budget < sizes["n_positions"] or generator.random() < 0.5,
@@ -161,7 +161,7 @@ def run_at_random(llm, requests, generator):
 
 def check_random_schedules(stage, models, dtype, schedules):
     """Run random schedules, after setting the number of torch's threads."""
-    memory, generator = Memory(), random.Random(5)
+    memory, generator = Memory(), random.Random(8)
     for checkpoint, sizes in models:
         memory.forget()
         options = dict(enable_prefix_caching=False, max_num_batched_tokens=sizes["n_positions"], num_blocks=200)
