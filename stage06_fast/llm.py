@@ -1,6 +1,7 @@
 """What users call: prompts in, completions out."""
 
 import asyncio
+import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
@@ -137,11 +138,11 @@ class LLM(LLMBase):
         max_tokens = check_integer("max_tokens", max_tokens, 1)
         requests = self.inputs.requests(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
         searches = make_searches(self.engine, requests, beam_width, length_penalty, early_stopping)
+        has_left = threading.Event()
         try:
-            self.loop.call(lambda: self.beams.run(searches))
-        except BaseException:  # a Ctrl-C: the engine's thread need not finish them
-            self.beams.cancelled = searches
-            raise
+            self.loop.call(lambda: self.beams.run(searches, has_left.is_set))
+        finally:  # after a Ctrl-C the engine's thread need not finish them
+            has_left.set()
         return [search.output() for search in searches]
 
     def score(

@@ -1,7 +1,6 @@
 """One request: the prompt, its state, and its output so far."""
 
 import copy
-import enum
 import logging
 import time
 from typing import Any
@@ -15,13 +14,6 @@ from .support.text import Text
 from .support.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-
-class RequestState(enum.Enum):
-    """Where an unfinished request is: in the queue (again, if it was preempted), or in the batch."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
 
 
 class Request:
@@ -42,7 +34,6 @@ class Request:
         score_from: with params.prompt_logprobs, the index of the first prompt token that gets one.
 
     Attributes:
-        state: changed by the scheduler.
         num_computed_tokens: how many tokens of the sequence have their keys and values in the cache.
         num_cached_tokens: prompt tokens found in the prefix cache when it was first admitted.
         rank: its rank in the queue (number, arrival), given by the scheduler; the last running one is preempted first.
@@ -93,7 +84,7 @@ class Request:
 
     def reset_to_waiting(self) -> None:
         """Mark it as waiting, with nothing cached."""
-        self.state, self.num_computed_tokens = RequestState.WAITING, 0
+        self.num_computed_tokens = 0
 
     @property
     def finished(self) -> bool:

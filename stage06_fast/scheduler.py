@@ -13,12 +13,13 @@ guaranteed.
 import bisect
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from .block_manager import BlockManager
 from .policies import policy_rank
-from .request import Request, RequestState
+from .request import Request
 
 # A prompt token counts as this many of a step's budget if its log-probability is requested, because that takes a row of
 # logits and a look at the whole vocabulary. Measured with tinytales: as much as 8 tokens.
@@ -126,7 +127,6 @@ class Scheduler:
 
     def _admit(self, request: Request) -> None:
         request.num_computed_tokens = self.block_manager.allocate(request)
-        request.state = RequestState.RUNNING
         if request.first_scheduled_time is None:
             request.first_scheduled_time = time.perf_counter()
             request.num_cached_tokens = request.num_computed_tokens
@@ -136,14 +136,15 @@ class Scheduler:
     def _reserve_blocks(self) -> bool:
         """Give each running request, in the order of their ranks, a place for its last token. Returns whether a request
         had to be preempted for that."""
-        preempted = False
-        growing = [request for request in self.running if self.block_manager.needs_block(request)]
-        for request in sorted(growing, key=lambda request: request.rank):
-            while request.state is RequestState.RUNNING and not self.block_manager.can_append(request):
-                self.preempt(max(self.running, key=lambda request: request.rank))  # possibly the request itself
-                preempted = True
-            if request.state is RequestState.RUNNING:
-                self.block_manager.append(request)
+        by_rank, preempted = deque(sorted(self.running, key=lambda request: request.rank)), False
+        while by_rank:
+            request = by_rank.popleft()
+            while not self.block_manager.can_append(request):
+                last, preempted = by_rank.pop() if by_rank else request, True
+                self.preempt(last)
+                if last is request:
+                    return True
+            self.block_manager.append(request)
         return preempted
 
     def preempt(self, request: Request) -> None:

@@ -53,8 +53,8 @@ class BlockManager:
     """Blocks for sequences of tokens.
 
     A sequence gets its blocks with `allocate`, room for one more token at a time with `append`, and loses them with
-    `free`. `fork` shares its blocks with another sequence. Before a sequence writes to a shared block, it gets a copy
-    (copy-on-write); `pop_copies` tells the owner of the memory which blocks to copy.
+    `free`. `fork` shares its blocks with another sequence, which beam search does. Before one of them writes to a
+    shared block, `copy_on_write` gives it another one.
 
     Args:
         num_blocks: how many there are.
@@ -83,7 +83,6 @@ class BlockManager:
         self._tables: dict[Sequence, _Table] = {}
         self._entries: dict[Key, tuple[int, int]] = {}  # the prefix cache: -> (block, its prefix id)
         self._keys: dict[int, Key] = {}  # block -> its key in _entries
-        self._copies: list[tuple[int, int]] = []
 
     # --- Counts and tables ------------------------------------------------------------------------------------------
 
@@ -130,7 +129,7 @@ class BlockManager:
     def num_blocks_to_allocate(self, sequence: Sequence) -> int:
         """Free blocks that a sequence would take: new ones, and cached ones that no sequence holds."""
         found = self._find_cached(sequence)
-        num_new = self.num_needed(len(sequence.token_ids)) - len(found)
+        num_new = self.num_needed(sequence.num_tokens) - len(found)
         return num_new + sum(self.ref_counts[block] == 0 for block, _ in found)
 
     def can_allocate(self, num_blocks: int, reserve: int = 0) -> bool:
@@ -148,32 +147,19 @@ class BlockManager:
             self._incref(block)
             table.blocks.append(block)
             table.prefix_ids.append(prefix_id)
-        table.blocks += [self._pop_free() for _ in range(self.num_needed(len(sequence.token_ids)) - len(found))]
+        table.blocks += [self._pop_free() for _ in range(self.num_needed(sequence.num_tokens) - len(found))]
         self._tables[sequence] = table
         return len(found) * self.block_size
 
-    def needs_block(self, sequence: Sequence) -> bool:
-        """Whether a sequence needs another block before the key and value of its last token can be written."""
-        blocks = self._tables[sequence].blocks
-        return len(blocks) * self.block_size < sequence.num_tokens or self.ref_counts[blocks[-1]] > 1
-
     def can_append(self, sequence: Sequence) -> bool:
-        """Whether there is a free block for a sequence's last token, if it needs one."""
-        return self.num_free > 0 or not self.needs_block(sequence)
+        """Whether a sequence's last token has a place, or there is a free block for it."""
+        return self.num_free > 0 or self.num_needed(sequence.num_tokens) <= len(self._tables[sequence].blocks)
 
     def append(self, sequence: Sequence) -> None:
-        """Make sure that a sequence's last token has a place that may be written."""
-        table = self._tables[sequence]
-        if not self.needs_block(sequence):
-            return
-        block = self._pop_free()
-        if len(table.blocks) < self.num_needed(sequence.num_tokens):
-            table.blocks.append(block)
-        else:  # the last block is shared
-            self._copies.append((table.blocks[-1], block))
-            self.emit("copied", sequence, source=table.blocks[-1], target=block)
-            self._decref(table.blocks[-1])
-            table.blocks[-1] = block
+        """Make sure that a sequence's last token has a place."""
+        blocks = self._tables[sequence].blocks
+        if len(blocks) < self.num_needed(sequence.num_tokens):
+            blocks.append(self._pop_free())
 
     def extend(self, sequence: Sequence, num_tokens: int) -> int:
         """Give a sequence room for up to `num_tokens` more tokens, in free blocks, without touching the reserve.
@@ -196,15 +182,21 @@ class BlockManager:
             self._incref(block)
         self._tables[child] = _Table(list(table.blocks), list(table.prefix_ids))
 
+    def copy_on_write(self, sequence: Sequence) -> list[tuple[int, int]]:
+        """Before a sequence writes to its last block: if others hold it too, give the sequence another one. Returns
+        (from, to) of the blocks to copy before the step. Read all, then write: a `to` may be a `from` too."""
+        blocks = self._tables[sequence].blocks
+        if self.ref_counts[source := blocks[-1]] == 1:
+            return []
+        blocks[-1] = target = self._pop_free()
+        self.emit("copied", sequence, source=source, target=target)
+        self._decref(source)
+        return [(source, target)]
+
     def free(self, sequence: Sequence) -> None:
         """Take back a sequence's blocks, the last one first, so that shared prefixes stay cached longest."""
         for block in reversed(self._tables.pop(sequence).blocks):
             self._decref(block)
-
-    def pop_copies(self) -> list[tuple[int, int]]:
-        """(from, to) of the blocks to copy before the next step. Read all, then write: a `to` may be a `from` too."""
-        copies, self._copies = self._copies, []
-        return copies
 
     def _pop_free(self) -> int:
         """Take a free block: one that is not cached or, if none is left, the least recently used, which is evicted."""

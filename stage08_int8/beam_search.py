@@ -1,7 +1,7 @@
 """Beam search: of all continuations of the `beam_width` best sequences, keep the `beam_width` best, token by token.
 
 The beams of a prompt share the blocks of what they have in common. In each step a beam may die, go on, or become the
-parent of several; a child is a fork, so of the KV cache only a shared last block is copied.
+parent of several; a child is a fork, so of the KV cache only a shared last block is copied, when a beam writes to it.
 
 The rules (what counts as finished, and when to stop) are those of Hugging Face's `generate(num_beams=...)`:
 transformers, generation/utils.py, `_beam_search`.
@@ -9,6 +9,7 @@ transformers, generation/utils.py, `_beam_search`.
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -27,18 +28,20 @@ class BeamSearch:
     """The search for one prompt.
 
     Attributes:
-        beams: the sequences that are still growing, the best first; at first the prompt alone.
-        logprobs: [n_beams] float32, the log-probability of each beam.
+        beams: the sequences that are still growing, the best first; at first the prompt alone, at the end none.
+        logprobs: the log-probability of each beam.
         finished: (score, log-probability, output tokens) of the best that have ended, the best first.
-        done: whether no further token could change `finished`.
     """
 
     def __init__(self, request: Request, beam_width: int, length_penalty: float, early_stopping: bool | str = False):
         self.request, self.beam_width, self.length_penalty = request, beam_width, length_penalty
         self.early_stopping = early_stopping
-        self.beams, self.logprobs = [fork(request, 0)], torch.zeros(1, dtype=torch.float32, device="cpu")
+        self.beams, self.logprobs = [request], [0.0]
         self.finished: list[tuple[float, float, list[int]]] = []
-        self.done = False
+
+    @property
+    def done(self) -> bool:
+        return not self.beams
 
     def num_blocks(self, block_size: int) -> int:
         """The most blocks that its beams can hold: at worst they share only the prompt's full blocks."""
@@ -51,18 +54,16 @@ class BeamSearch:
         which can't overflow."""
         return math.inf if logprob >= 0 else self.length_penalty * math.log(length) - math.log(-logprob)
 
-    def advance(self, logits: Tensor) -> list[tuple[Request, Request]]:
-        """Replace the beams by their best continuations.
+    def advance(self, logits: Tensor) -> list[Request]:
+        """Replace the beams by their best continuations, or by none if the search is done. Returns the parent of each.
 
         logits: [n_beams, vocab_size] float32, of all beams
-
-        Returns:
-            (parent, child) of each new beam; empty if the search is done.
 
         Raises:
             ValueError: the logits are not finite.
         """
-        logprobs = logits.log_softmax(dim=-1) + self.logprobs.to(logits.device)[:, None]  # [n_beams, vocab_size]
+        so_far = torch.tensor(self.logprobs, dtype=torch.float32, device=logits.device)
+        logprobs = logits.log_softmax(dim=-1) + so_far[:, None]  # [n_beams, vocab_size]
         end_tokens, vocab_size = self.request.eos_token_ids, logits.shape[-1]
         # Enough candidates that beam_width are left even if every beam's end tokens are among them.
         count = min(max(2, 1 + len(end_tokens)) * self.beam_width, logprobs.numel())
@@ -70,29 +71,26 @@ class BeamSearch:
         if best.isnan().any():
             raise ValueError(NOT_FINITE)
         length = len(self.beams[0].output_token_ids) + 1
-        children = []
+        parents, children, values = [], [], []
         for rank, (logprob, index) in enumerate(zip(best.tolist(), indices.tolist(), strict=True)):
             parent, token_id = self.beams[index // vocab_size], index % vocab_size
             if token_id in end_tokens or length == self.request.max_tokens:
                 if rank < self.beam_width:
                     self.finished.append((self.score(logprob, length), logprob, [*parent.output_token_ids, token_id]))
             elif len(children) < self.beam_width:
-                children.append((parent, fork(parent, len(children)), logprob))
-                children[-1][1].output_token_ids.append(token_id)
+                parents.append(parent)
+                children.append(fork(parent, len(children), token_id))
+                values.append(logprob)
         self.finished.sort(key=lambda hypothesis: -hypothesis[0])  # stable: of equal ones the earlier first
         del self.finished[self.beam_width :]
-        full = len(self.finished) == self.beam_width
         # Compare the best beam's score, as if it ended now. With a penalty over 0 a longer one could still do better,
         # so "never" uses the greatest length.
         last = self.request.max_tokens if self.early_stopping == "never" and self.length_penalty > 0 else length
-        self.done = not children or (
-            full and (self.early_stopping is True or self.score(children[0][2], last) <= self.finished[-1][0])
-        )
-        if self.done:
-            children = []
-        self.beams = [child for _, child, _ in children]
-        self.logprobs = torch.tensor([logprob for *_, logprob in children], dtype=torch.float32, device="cpu")
-        return [(parent, child) for parent, child, _ in children]
+        full = len(self.finished) == self.beam_width
+        if children and full and (self.early_stopping is True or self.score(values[0], last) <= self.finished[-1][0]):
+            parents, children, values = [], [], []
+        self.beams, self.logprobs = children, values
+        return parents
 
     def output(self) -> RequestOutput:
         """The result of a search that is done."""
@@ -102,16 +100,15 @@ class BeamSearch:
                 completion.add(token_id)
         output = RequestOutput.of(completions)
         metrics = replace(output.metrics, first_token_time=None, inter_token_latencies=())  # all tokens come at once
-        logprobs = [logprob for _, logprob, _ in self.finished]
-        columns = zip(output.outputs, logprobs, strict=True)
-        outputs = [replace(c, cumulative_logprob=logprob) for c, logprob in columns]
+        pairs = zip(output.outputs, self.finished, strict=True)
+        outputs = [replace(completion, cumulative_logprob=logprob) for completion, (_, logprob, _) in pairs]
         return replace(output, outputs=outputs, metrics=metrics)
 
 
-def fork(parent: Request, index: int) -> Request:
-    """A beam with the same tokens."""
+def fork(parent: Request, index: int, token_id: int) -> Request:
+    """A beam that goes on from another with this token."""
     child = copy.copy(parent)
-    child.index, child.output_token_ids = index, [*parent.output_token_ids]
+    child.index, child.output_token_ids = index, [*parent.output_token_ids, token_id]
     return child
 
 
@@ -147,69 +144,61 @@ class BeamEngine:
 
     Attributes:
         waiting: the searches that have not started, the next one last.
-        active: the running searches, only as many as are sure to fit, since a search is never preempted.
-        growing: the active searches that get tokens in this step, in the order of its rows.
-        cancelled: searches whose caller has left; set from another thread.
+        active: the running searches, only as many as are sure to fit.
     """
 
     def __init__(self, engine: Engine):
         self.scheduler, self.block_manager, self.runner = engine.scheduler, engine.block_manager, engine.runner
-        self.engine, self.waiting, self.active, self.growing = engine, [], [], []
-        self.cancelled: list[BeamSearch] | None = None
+        self.engine, self.waiting, self.active = engine, [], []
+        self.copies: list[tuple[int, int]] = []  # (from, to) of the blocks to copy before the step
 
-    def run(self, searches: list[BeamSearch]) -> None:
-        """Run all searches until they are done or cancelled."""
+    def run(self, searches: list[BeamSearch], has_left: Callable[[], bool]) -> None:
+        """Run all searches until they are done. Stop if their caller has left."""
         for request in list(self.scheduler.running):
             self.scheduler.preempt(request)
         self.waiting, self.active = searches[::-1], []
         try:
-            while (self.waiting or self.active) and self.cancelled is not searches:
+            while (self.waiting or self.active) and not has_left():
                 self.step()
-                self.active = [search for search in self.active if not search.done]
-        except BaseException:
-            self.block_manager.clear()  # the failed step filled none of its blocks: keep none cached
-            raise
-        finally:  # searches that are not done still hold blocks
-            for beam in [beam for search in self.active for beam in search.beams]:
-                if beam in self.block_manager.holders:
-                    self.block_manager.free(beam)
-        self.engine.stats.num_requests += len(searches)
+        finally:
+            if self.waiting or self.active:  # nobody else has blocks, and a step that failed filled none of its own
+                self.block_manager.clear()
+        self.engine.stats.num_requests += len([search for search in searches if search.done])
 
     def step(self) -> list[Request]:
         """One forward pass over all beams that grow, and the next generation of them."""
         rows = self.schedule()
-        batch = Batch.of(rows, self.block_manager, block_copies=self.block_manager.pop_copies())
+        batch = Batch.of(rows, self.block_manager, block_copies=self.copies)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_beams, vocab_size]
         return self.commit(batch, logits)
 
     def schedule(self) -> list[Row]:
-        """All growing beams, and as much of the prompts as the step has room for."""
+        """All beams that grow, and as much of the prompts as the step has room for."""
         while self.waiting and self._fits(self.waiting[-1]):
             self._admit(self.waiting.pop())
-        manager, budget, rows = self.block_manager, self.scheduler.max_num_batched_tokens, []
-        self.growing = []
+        manager, budget, rows, self.copies = self.block_manager, self.scheduler.max_num_batched_tokens, [], []
         for search in sorted(self.active, key=lambda search: search.beams[0].num_new_tokens > 1):  # decodes first
-            num_tokens = [min(beam.num_new_tokens, budget) for beam in search.beams]
-            if not num_tokens[0]:
-                continue
-            budget -= sum(num_tokens)
-            for beam, n in zip(search.beams, num_tokens, strict=True):
-                manager.append(beam)
-                manager.cache_full_blocks(beam, beam.num_computed_tokens + n)
-                rows.append(Row(beam, n, ready=n == beam.num_new_tokens))
-            if num_tokens[0] == search.beams[0].num_new_tokens:
-                self.growing.append(search)
+            for beam in search.beams:
+                if num_tokens := min(beam.num_new_tokens, budget):
+                    budget -= num_tokens
+                    manager.append(beam)
+                    self.copies += manager.copy_on_write(beam)
+                    manager.cache_full_blocks(beam, beam.num_computed_tokens + num_tokens)
+                    rows.append(Row(beam, num_tokens, ready=num_tokens == beam.num_new_tokens))
         return rows
 
     def _fits(self, search: BeamSearch) -> bool:
-        most = min(self.scheduler.max_num_seqs, self.scheduler.max_num_batched_tokens)
-        candidates = [*self.active, search]
+        """Whether a search is sure to fit next to the active ones. The first one always does: see `make_searches`."""
+        config, candidates = self.engine.config, [*self.active, search]
         num_blocks = sum(search.num_blocks(self.block_manager.block_size) for search in candidates)
-        return sum(search.beam_width for search in candidates) <= most and num_blocks <= self.block_manager.num_blocks
+        num_beams = sum(search.beam_width for search in candidates)
+        return num_beams <= min(config.max_num_seqs, config.max_num_batched_tokens) and (
+            num_blocks <= self.block_manager.num_blocks
+        )
 
     def _admit(self, search: BeamSearch) -> None:
         (beam,) = search.beams
-        beam.num_computed_tokens = search.request.num_cached_tokens = self.block_manager.allocate(beam)
+        beam.num_computed_tokens = beam.num_cached_tokens = self.block_manager.allocate(beam)
         self.active.append(search)
         self.scheduler.emit("admitted", beam, num_cached_tokens=beam.num_computed_tokens)
 
@@ -219,18 +208,18 @@ class BeamEngine:
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
         self.engine.stats.count(batch, batch.ready, self.engine.kv_use())
-        scores = logits.split([len(search.beams) for search in self.growing])
-        for search, own in zip(self.growing, scores, strict=True):
-            parents, pairs = search.beams, search.advance(own)
-            for parent, child in pairs:
+        index = {beam: i for i, beam in enumerate(batch.ready)}
+        for search in [search for search in self.active if search.beams[0] in index]:
+            old = search.beams
+            parents = search.advance(logits[[index[beam] for beam in old]])
+            for parent, child in zip(parents, search.beams, strict=True):
                 self.block_manager.fork(parent, child)
-                child.num_computed_tokens = parent.num_computed_tokens
-            for parent in parents:
-                self.block_manager.free(parent)
-            token_ids = [child.output_token_ids[-1] for _, child in pairs]
-            self.scheduler.emit(
-                "beams", search.request, parents=[parent.index for parent, _ in pairs], token_ids=token_ids
-            )
+            for beam in old:
+                self.block_manager.free(beam)
+            token_ids = [child.output_token_ids[-1] for child in search.beams]
+            parents = [parent.index for parent in parents]
+            self.scheduler.emit("beams", search.request, parents=parents, token_ids=token_ids)
             if search.done:
                 self.scheduler.emit("finished", search.request, reason="beams")
+        self.active = [search for search in self.active if not search.done]
         return []

@@ -157,7 +157,8 @@ class EngineLoop(Worker):
             logger.warning("a step failed: %s: %s", type(error).__name__, error)
             if self.has_failed:
                 raise
-            unfinished = list(self.callbacks)
+            # Without those whose `_add` is still queued: one of them may be refused (see `submit`).
+            unfinished = [request for request in list(self.callbacks) if request.rank is not None or request.finished]
             self.engine.restart(unfinished)
             updated = [request for request in unfinished if request.finished]  # by the step that failed
             self.has_failed = not updated
@@ -165,7 +166,7 @@ class EngineLoop(Worker):
 
     def _add(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            if request in self.callbacks and request.rank is None:  # else it has ended, or `restart` has added it
+            if request in self.callbacks:  # else it has ended
                 self.engine.add(request)
 
     def _abort(self, requests: Iterable[Request]) -> None:

@@ -256,21 +256,16 @@ class Recorder:
         self._events += released
         self._rest()
 
-    def search(self, run: Callable, searches: list[Any]) -> None:
-        """Whole beam searches; those whose callers have left are aborted. After an error all waiting requests start
-        over, and the searches are gone."""
+    def search(self, run: Callable, searches: list[Any], *more: Any) -> None:
+        """Whole beam searches. If they end early, all blocks are free, and all waiting requests start over."""
         self._searches = True
         self.queued([search.request for search in searches])
         try:
-            run(searches)
-        except BaseException:
-            self.emit("restarted")
-            self.queued(self.engine.scheduler.waiting)
-            raise
-        else:
-            for beam in [beam for search in searches if not search.done for beam in search.beams]:
-                self.emit("finished", beam, reason="abort")
+            run(searches, *more)
         finally:
+            if not all(search.done for search in searches):
+                self.emit("restarted")
+                self.queued(self.engine.scheduler.waiting)
             self._searches = False
             self._rest()
 

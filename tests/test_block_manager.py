@@ -57,8 +57,9 @@ class Memory(RuleBasedStateMachine):
 
     def compute(self, sequence, upto):
         """A step: first the copies, then the new rows are written, then all may read."""
+        copies = self.manager.copy_on_write(sequence)
         self.manager.cache_full_blocks(sequence, upto)
-        for target, rows in [(to, list(self.rows[source])) for source, to in self.manager.pop_copies()]:
+        for target, rows in [(to, list(self.rows[source])) for source, to in copies]:
             self.rows[target] = rows
         for i, slot in zip(
             range(sequence.num_computed, upto),
@@ -95,7 +96,8 @@ class Memory(RuleBasedStateMachine):
             self.compute(sequence, len(sequence.token_ids))
             return
         sequence.token_ids.append(token)
-        if self.manager.can_append(sequence):
+        shares = self.manager.ref_counts[self.manager.block_table(sequence)[-1]] > 1
+        if self.manager.can_append(sequence) and (self.manager.num_free or not shares):
             self.manager.append(sequence)
             self.compute(sequence, len(sequence.token_ids))
         else:
@@ -287,16 +289,17 @@ def test_copy_on_write(stage):
     assert manager.num_free == 6
     shared, told = manager.block_table(parent)[1], []
     manager.emit = lambda kind, *_, **details: told.append((kind, details))
+    made = []
     for i, sequence in enumerate([*children, parent]):
         sequence.token_ids.append(10 + i)
         manager.append(sequence)
+        made += manager.copy_on_write(sequence)
     copies = [(shared, manager.block_table(child)[1]) for child in children]
-    assert manager.pop_copies() == copies
+    assert made == copies
     assert [details for kind, details in told if kind == "copied"] == [dict(source=s, target=t) for s, t in copies]
     assert manager.block_table(parent)[1] == shared
     assert len({manager.block_table(s)[1] for s in [*children, parent]}) == 3
     assert {manager.block_table(s)[0] for s in children} == {manager.block_table(parent)[0]}
-    assert manager.pop_copies() == []
     manager.check_integrity()
 
 
@@ -308,7 +311,7 @@ def test_a_full_last_block_needs_no_copy(stage):
     for sequence in (parent, child):
         sequence.token_ids.append(3)
         manager.append(sequence)
-    assert manager.pop_copies() == []
+        assert manager.copy_on_write(sequence) == []
 
 
 def test_the_watermark_is_for_those_that_run(stage):

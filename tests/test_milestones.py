@@ -192,9 +192,8 @@ MISTAKES = [
     Mistake("what just fits is refused", 3, 3, "all 40 are computed", [("engine.py", "if needed > room", "if needed >= room")]),
     Mistake("the first eight tokens of a block", 5, 6, "all tokens of its block", [("block_manager.py", "tuple(token_ids[start : start + self.block_size])", "tuple(token_ids[start : start + self.block_size][:8])")]),
     Mistake("a decode is called a prefill", 3, 3, "while the cache is empty", [("batch.py", "is_prefill=cache.length == 0", "is_prefill=True")]),
-    Mistake("who was preempted grows", 5, 5, "no error", [("scheduler.py", "while request.state is RequestState.RUNNING and not self", "while not self")]),
+    Mistake("who was preempted grows", 5, 5, "no error", [("scheduler.py", "                if last is request:\n                    return True\n", "                if last is request:\n                    break\n")]),
     Mistake("blocks that can be found are taken first", 5, 6, "that are not in the cache are taken first", [("block_manager.py", "if block not in self._keys:", "if block in self._keys:")]),
-    Mistake("a batch of a block's other holders", 5, 6, "only the last block is written", [("block_manager.py", "self.ref_counts[blocks[-1]] > 1", "self.ref_counts[blocks[0]] > 1")]),
     Mistake("found blocks cost nothing", 5, 6, "because they are free", [("block_manager.py", "num_new + sum(self.ref_counts[block] == 0 for block, _ in found)", "num_new")]),
     Mistake("no reserve", 5, 5, "which is the reserve for running requests", [("scheduler.py", "reserve = manager.watermark_blocks if self.running else 0", "reserve = 0")]),
     Mistake("more run than may", 5, 5, "`max_num_seqs` is 3", [("scheduler.py", "len(self.running) >= self.max_num_seqs or ", "")]),
@@ -203,7 +202,7 @@ MISTAKES = [
         ("scheduler.py", "request = self.waiting.pop(0)", "request = next(request for request in self.waiting if self._can_admit(request, budget))\n            self.waiting.remove(request)"),
     ]),
     Mistake("admitted in a step with a preemption", 5, 5, "in such a step no request is admitted", [("scheduler.py", " and not was_preempted", "")]),
-    Mistake("no free block, although none is needed", 5, 5, "A's last block has room for its last token", [("block_manager.py", "return self.num_free > 0 or not self.needs_block(sequence)", "return self.num_free > 0")]),
+    Mistake("no free block, although none is needed", 5, 5, "A's last block has room for its last token", [("block_manager.py", "return self.num_free > 0 or self.num_needed(sequence.num_tokens) <= len(self._tables[sequence].blocks)", "return self.num_free > 0")]),
     Mistake("preemptions count twice", 5, 5, "B was preempted once", [("scheduler.py", "request.num_preemptions += 1", "request.num_preemptions += 2")]),
     Mistake("first scheduled when it comes back", 5, 5, "it stays as it was", [("scheduler.py", "if request.first_scheduled_time is None:", "if True:")]),
     Mistake("a key has a hash", 5, 6, "not a hash of them", [("block_manager.py", "tuple(token_ids[start : start + self.block_size])", "(hash(tuple(token_ids[start : start + self.block_size])),)")]),
@@ -228,10 +227,9 @@ MISTAKES = [
     Mistake("the highest priority number first", 4, 4, "the lowest number first", [("scheduler.py", "request.rank = policy_rank", "request.rank = -policy_rank")]),
     Mistake("all are ranked by arrival", 4, 4, "the lowest number first", [("scheduler.py", "policy_rank(self.policy, request, self.num_steps)", "0")]),
     Mistake("who is preempted goes to the end of the queue", 5, 5, "keeps its rank", [("scheduler.py", "        request.reset_to_waiting()\n", "        request.reset_to_waiting()\n        request.rank = None\n")]),
-    Mistake("the last admitted is preempted", 5, 5, "the last in rank", [("scheduler.py", "max(self.running, key=lambda request: request.rank))", "self.running[-1])")]),
+    Mistake("the last admitted is preempted", 5, 5, "the last in rank", [("scheduler.py", "last, preempted = by_rank.pop() if by_rank else request, True", "last, preempted = self.running[-1], True\n                by_rank = deque(one for one in by_rank if one is not last)")]),
     Mistake("blocks in the order of admission", 5, 5, "the last in rank", [
-        ("scheduler.py", "max(self.running, key=lambda request: request.rank))", "self.running[-1])"),
-        ("scheduler.py", "in sorted(growing, key=lambda request: request.rank):", "in growing:"),
+        ("scheduler.py", "deque(sorted(self.running, key=lambda request: request.rank))", "deque(self.running)"),
     ]),
     Mistake("blocks are freed from the front", 5, 6, "the last one first", [("block_manager.py", "reversed(self._tables.pop(sequence).blocks)", "self._tables.pop(sequence).blocks")]),
     Mistake("a prefix id is its block's number", 5, 6, "never used again", [("block_manager.py", "= block, self._next_prefix_id", "= block, block + 1")]),
@@ -280,8 +278,6 @@ RIGHT = [
         ("batch.py", "n_seq = max(map(len, sequences))", "n_seq = max(len(request.token_ids) for request in requests)"),
     ]),
     ("a prefill is what has no output", 3, 3, [("batch.py", "is_prefill=cache.length == 0", "is_prefill=not any(request.output_token_ids for request in requests)")]),
-    ("blocks in the order of admission", 5, 5, [("scheduler.py", "in sorted(growing, key=lambda request: request.rank):", "in growing:")]),  # the same are preempted
-    ("without copy-on-write, for a last block that beams share", 5, 6, [("block_manager.py", " or self.ref_counts[blocks[-1]] > 1", "")]),
     ("the scale of zeros is 1", 8, 8, [("quantize.py", "    per_unit = torch.where(scale > 0, 1 / scale, 0)", "    scale = torch.where(scale > 0, scale, 1.0)\n    per_unit = 1 / scale")]),
 ]  # fmt: skip
 

@@ -830,7 +830,7 @@ def test_searches_take_their_turns(stage, small_checkpoint):
     prompts = random_prompts(211, [20, 9, 9])
     requests = [llm.inputs.request(prompt, params, number=i) for i, prompt in enumerate(prompts)]
     with torch.inference_mode():
-        beams.run(part.make_searches(llm.engine, requests, 2, 1.0, False))
+        beams.run(part.make_searches(llm.engine, requests, 2, 1.0, False), lambda: False)
     assert [request_id for kind, request_id in told if kind == "preempted"] == ["a", "b"]
     assert [request_id for kind, request_id in told if kind == "admitted"] == ["0", "1", "2"]
     assert all(row.num_tokens for row in rows)

@@ -116,7 +116,7 @@ MILESTONES = [
         {
             "block_manager.py": (
                 "BlockManager.slot_mapping", "BlockManager.num_blocks_to_allocate", "BlockManager.can_allocate",
-                "BlockManager.allocate", "BlockManager.needs_block", "BlockManager.can_append", "BlockManager.append",
+                "BlockManager.allocate", "BlockManager.can_append", "BlockManager.append",
                 "BlockManager.free", "BlockManager._pop_free", "BlockManager._incref", "BlockManager._decref",
             ),
             "scheduler.py": (
