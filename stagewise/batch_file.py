@@ -340,7 +340,8 @@ class LineReader:
         served = self._served_chats if "chat" in line.fields["url"] else self._served
         job = read_job(served, line.fields)
         line.openai, line.sampling, line.prompts = (served, job), job.sampling, job.token_ids
-        self._check_beams(job.sampling)
+        if job.params.max_tokens:  # else it is only scored
+            self._check_beams(job.sampling)
         if getattr(self.config, "policy", None) == "priority":
             line.priority = job.fields["priority"]
 

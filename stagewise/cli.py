@@ -6,6 +6,7 @@ Results go to stdout; progress, the closing line and errors to stderr. Exit stat
 
 import argparse
 import contextlib
+import functools
 import sys
 import time
 from collections import Counter
@@ -78,10 +79,13 @@ def count_limits(llm: Any, limits: Counter[str]) -> None:
     """From now on, count at which limit outputs stop."""
 
     def as_completed(as_completed: Callable, prompts: Any, params: Any, *more: Any) -> Iterator[tuple[int, Any]]:
-        for index, output in as_completed(prompts, params, *more):
-            own = params[index] if isinstance(params, list) else params
-            limits.update(limit for one in output.outputs if (limit := length_limit(one, own)))
-            yield index, output
+        return map(functools.partial(counted, params), as_completed(prompts, params, *more))
+
+    def counted(params: Any, result: tuple[int, Any]) -> tuple[int, Any]:
+        index, output = result
+        own = params[index] if isinstance(params, list) else params
+        limits.update(limit for one in output.outputs if (limit := length_limit(one, own)))
+        return result
 
     wrap(llm, "as_completed", as_completed)
 

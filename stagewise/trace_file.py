@@ -6,7 +6,7 @@ each with its header. Times are seconds by a clock with an arbitrary
 start. A request is identified by its `request_id`, and each of its completions by that and its `index` (0 if there is
 only one).
 
-Header: {"trace": 3, …}
+Header: {"trace": 4, …}
     trace           the version of this schema
     stage           "stage01_single" … "stage08_int8"
     model           as --model names it
@@ -89,7 +89,7 @@ from .console import naming
 from .stages import PACKAGES
 from .strict_json import from_line
 
-VERSION = 3
+VERSION = 4
 PHASES = ("prefill", "decode")
 PARTS = ("schedule", "draft", "build", "forward", "sample", "commit")
 MEMORY = ("kv_tokens_reserved", "kv_tokens_used", "num_blocks_shared", "num_blocks_saved")

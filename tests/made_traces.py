@@ -43,7 +43,7 @@ class Engine:
 
     def __init__(self, stage: str, seed: int, num_requests: int, max_tokens: int, n: int = 1, **options):
         self.random = random.Random(seed)
-        self.header = dict(trace=3, stage=stage, model="made", options=options, max_model_len=256)
+        self.header = dict(trace=4, stage=stage, model="made", options=options, max_model_len=256)
         self.steps, self.before, self.after, self.named, self.time = [], [], [], set(), 100.0
         shared = self.tokens(40)
         self.requests = []

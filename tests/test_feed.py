@@ -106,6 +106,7 @@ def test_a_completion_that_leaves_gives_its_seat_back():
         running, waiting, last = calls.tasks
         waiting.cancel()
         await calls.settle()
+        assert list(calls.feed.waiting) == ["c"]
         calls.running[0][1].set()
         await asyncio.sleep(0)  # `a` gives its seat to `c`, which has not noticed yet
         last.cancel()
@@ -114,6 +115,19 @@ def test_a_completion_that_leaves_gives_its_seat_back():
         assert calls.running == []
         await calls.start("d")
         assert calls.seats() == {"d": 1}
+        await calls.cancel_all()
+
+    asyncio.run(go())
+
+
+def test_more_seats_are_handed_out():
+    async def go():
+        calls = Calls(1)
+        await calls.start("a", 3)
+        calls.feed.num_seats = lambda: 4
+        calls.feed.hand_out()
+        await calls.settle()
+        assert calls.seats() == {"a": 3}
         await calls.cancel_all()
 
     asyncio.run(go())

@@ -63,7 +63,7 @@ def changed(where, **changes):
             [{"step": 0, "start": 1.0, "seconds": 0.1, "rows": []}],
             "line 1: a version 1 trace, which has no header: r",
         ),
-        (changed("header", trace=4), "line 1: a trace of version 4, but this program reads 3"),
+        (changed("header", trace=3), "line 1: a trace of version 3, but this program reads 4"),
         (changed("header", stage="stage09_dreams"), "line 1: unknown stage 'stage09_dreams'"),
         (changed("header", model=...), "line 1: the header lacks 'model'"),
         (changed("header")[:1], "a header and no steps"),

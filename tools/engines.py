@@ -164,7 +164,7 @@ class Stepper:
 
         if not self.unfinished:
             return []
-        updated, self._ended = self._ended, []
+        updated, self._ended = [one for one in self._ended if one.request_id in self.unfinished], []
         try:
             with torch.inference_mode():
                 updated += self.engine.step()

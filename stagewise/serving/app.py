@@ -287,7 +287,9 @@ class App:
     async def move_levers(self, request: Request) -> Response:
         if request.method == "GET":
             return JSON(self.levers.read())
-        return JSON(await self._read(request, self.levers.move))
+        moved = await self._read(request, self.levers.move)
+        self.service.feed.hand_out()  # there may be more seats
+        return JSON(moved)
 
     async def visit(self, request: Request) -> Response:
         """A simulated visitor: runs a request without keeping the page's connection, of which a browser has only six.

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ..openai.job import Job
-from ..stages import Stage, core_of, count_tokens
+from ..stages import Stage, core_of, count_tokens, unfinished_requests
 
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -89,7 +89,9 @@ class Metrics:
         else:
             used = 1 - core.block_manager.num_free / core.block_manager.num_blocks
             preemptions = CounterMetricFamily("vllm:num_preemptions", "Preemptions.", labels=["model_name"])
-            preemptions.add_metric([self.model_name], self.engine.llm.stats.num_preemptions)
+            # The engine counts those of requests that have ended.
+            ongoing = sum(request.num_preemptions for request in unfinished_requests(self.engine.llm))
+            preemptions.add_metric([self.model_name], self.engine.llm.stats.num_preemptions + ongoing)
             yield preemptions
             yield self._cache_config(core)
         if self.stage.has_option("speculate"):
@@ -132,6 +134,7 @@ class Meter:
 
     def __init__(self, metrics: Metrics, job: Job):
         self.metrics, self.job, self.arrival = metrics, job, time.perf_counter()
+        self._waited: dict[int, float] = {}  # seconds until each choice got a seat in the engine
         self._first: dict[int, float] = {}  # when each choice got its first token
         self._last: dict[int, float] = {}  # and its latest
         self._lengths: collections.Counter[int] = collections.Counter()  # tokens of each choice
@@ -139,6 +142,9 @@ class Meter:
         self._unfinished, self._num_tokens = job.num_choices, job.num_tokens
         metrics.num_unfinished += self._unfinished
         metrics.num_tokens += self._num_tokens
+
+    def seated(self, choice: int) -> None:
+        self._waited[choice] = time.perf_counter() - self.arrival
 
     def count(self, prompt: int, choice: int, event: Any) -> None:
         now, metrics = time.perf_counter(), self.metrics
@@ -167,8 +173,9 @@ class Meter:
         metrics.lengths.observe(self._lengths[choice])
         metrics.max_tokens.observe(self.job.params.max_tokens)
         if event.queue_time is not None:
-            begun = min(now, self.arrival + event.queue_time)
-            metrics.queue.observe(event.queue_time)
+            queue_time = self._waited[choice] + event.queue_time
+            begun = min(now, self.arrival + queue_time)
+            metrics.queue.observe(queue_time)
             metrics.inference.observe(now - begun)
             metrics.prefill.observe((now if first is None else max(first, begun)) - begun)
             metrics.decode.observe(0 if first is None else now - first)

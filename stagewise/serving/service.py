@@ -75,7 +75,8 @@ class Run:
     async def __aexit__(self, *_: object) -> None:
         """Completions that have not ended are aborted: leaving `generate` does that."""
         try:
-            for i, task in enumerate([one for one in self._tasks if not one.done()]):
+            # The last first: a seat that is given back must not start another completion of this job.
+            for i, task in enumerate([one for one in reversed(self._tasks) if not one.done()]):
                 task.cancel()
                 if i >= AT_ONCE:
                     await asyncio.sleep(0)
@@ -94,11 +95,12 @@ class Run:
             await self._scored[i].wait()  # the first completion alone scores the prompt
         try:
             async with self.service.feed.seat(self) if self.in_turn else contextlib.nullcontext():
+                self._meter.seated(index)
                 params, priority = self.service.params_of(job.params, number), job.fields["priority"]
                 async for event in self.service.engine.generate(job.token_ids[i], params, priority=priority):
                     self._pass_on(index, event)
-        except self.service.stage.EngineClosedError:
-            if not self._is_accepted:
+        except self.service.stage.EngineClosedError as error:
+            if not self._is_accepted or error.__cause__ is not None:  # refused, or the engine has failed
                 raise
             self._pass_on(index, self.service.stage.StreamEvent(0, "", [], "abort"))
         finally:
@@ -151,7 +153,7 @@ class Run:
         return Wording(self.service, self.job, index // self.job.n, index)
 
     def piece(self, wording: Wording, event: Any) -> Piece:
-        return wording.piece(event, self.prompt_logprobs[wording.index // self.job.n])
+        return wording.piece(event, self.prompt_logprobs.get(wording.index // self.job.n))
 
     def choice(self, index: int, events: list[Any]) -> dict:
         """A whole choice."""
