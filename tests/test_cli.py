@@ -87,7 +87,7 @@ def test_trace_file(stage, tmp_path):
     status, _, stderr = stage.main("--prompts", "A fox", "One day", "--trace", tmp_path / "trace.jsonl", *GREEDY)
     assert status == 0, stderr
     header, *steps = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
-    assert (header["trace"], header["stage"], header["model"]) == (3, stage.directory, "tinytales")
+    assert (header["trace"], header["stage"], header["model"]) == (4, stage.directory, "tinytales")
     assert [step["step"] for step in steps] == list(range(len(steps)))
     assert {row["request_id"] for step in steps for row in step["rows"]} == {"0", "1"}
 
