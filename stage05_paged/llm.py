@@ -48,7 +48,8 @@ class LLM(LLMBase):
 
     def close(self, *, abort: bool = False) -> None:
         """Accept no more requests, finish the unfinished ones (or abort them), and end the engine's thread. Blocks
-        until then. Not needed: an LLM that is dropped, or a program that ends, aborts them."""
+        until then, and until running beam searches are done. Not needed: an LLM that is dropped, or a program that
+        ends, aborts its requests."""
         self.loop.close(abort=abort)
         self.loop.thread.join()
 

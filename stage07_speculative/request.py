@@ -84,7 +84,7 @@ class Request:
         self.reset_to_waiting()
 
     def reset_to_waiting(self) -> None:
-        """Mark it as waiting, with nothing cached."""
+        """Nothing of it is in the cache: all its tokens must be computed."""
         self.num_computed_tokens = 0
 
     @property

@@ -161,9 +161,9 @@ class BeamEngine:
             while (self.waiting or self.active) and not has_left():
                 self.step()
         finally:
-            if self.waiting or self.active:  # nobody else has blocks, and a step that failed filled none of its own
+            if self.waiting or self.active:  # it ended early: only beams hold blocks, and the last step may have failed
                 self.block_manager.clear()
-        self.engine.stats.num_requests += len([search for search in searches if search.done])
+        self.engine.stats.num_requests += sum(search.done for search in searches)
 
     def step(self) -> list[Request]:
         """One forward pass over all beams that grow, and the next generation of them."""

@@ -12,7 +12,6 @@ from .stages import Stage, end_tokens, llm_of, stage_of_llm
 from .structured_outputs import Form, Structured
 
 PROCESSED = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs")  # in the order in which they apply
-MIN_TEMPERATURE = 1e-5  # over 0, in SamplingParams
 MORE_FIELDS = (*PROCESSED, "truncate_prompt_tokens")  # besides those of SamplingParams
 INSTEAD = {  # of vLLM's other fields
     "best_of": "ask for n completions, and keep those with the largest cumulative_logprob",
@@ -69,7 +68,8 @@ class Sampling:
         if unknown := sorted(fields.keys() - {*MORE_FIELDS, *stage.SamplingParams.__dataclass_fields__}):
             hint = f": {INSTEAD[unknown[0]]}" if unknown[0] in INSTEAD else ""
             raise ValueError(f"{unknown[0]} is no sampling parameter of {stage.package}{hint}")
-        self.params = stage.SamplingParams(**as_here({name: fields[name] for name in fields.keys() - {*MORE_FIELDS}}))
+        own = {name: fields[name] for name in fields.keys() - {*MORE_FIELDS}}
+        self.params = stage.SamplingParams(**mapped(own, stage.MIN_TEMPERATURE))
         self.given = {name: CHECKS[name](value) for name, value in given.items()}
         self.given = {name: value for name, value in self.given.items() if value}
         if "structured_outputs" in self.given:
@@ -148,11 +148,11 @@ class Sampling:
         return vars(self) | {"_made": (None, ())}
 
 
-def as_here(fields: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's values as a stage has them: -1 is no seed, and a temperature has a least value."""
+def mapped(fields: dict[str, Any], min_temperature: float) -> dict[str, Any]:
+    """vLLM's values in a stage's terms: a seed of -1 is no seed, and a temperature over 0 is at least the minimum."""
     fields, temperature = dict(fields), fields.get("temperature")
-    if isinstance(temperature, int | float) and 0 < temperature < MIN_TEMPERATURE:
-        fields["temperature"] = MIN_TEMPERATURE
+    if isinstance(temperature, int | float) and 0 < temperature < min_temperature:
+        fields["temperature"] = min_temperature
     if fields.get("seed") == -1:
         fields["seed"] = None
     return fields

@@ -42,6 +42,7 @@ ELSEWHERE = {
     **dict.fromkeys(("Checkpoint", "BUNDLED", "MARK", "STORED_TRANSPOSED", "is_converted", "mark_of"), "weights"),
     **dict.fromkeys(("FILES", "Tokenizer", "byte_alphabet"), "tokenizer"),
     "cache_directory": "compiler",
+    "MIN_TEMPERATURE": "sampling_params",
 }
 SIDE_FILES = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja")  # for what is around an engine
 

@@ -145,6 +145,30 @@ def test_a_preempted_request_is_back_with_its_old_rank():
     run.finish()
 
 
+def test_the_last_by_rank_is_preempted_although_it_was_admitted_first():
+    run = Run(7, "priority")
+    first = run.add(3, priority=1)
+    run.go()
+    urgent = run.add(3, priority=0)
+    run.go(2)
+    assert run.preempted == [(2, first)]
+    assert run.scheduler.running == [urgent]
+    run.finish()
+
+
+def test_a_step_that_preempts_admits_nobody():
+    """The blocks of the preempted request would do for the first in the queue: it gets them in the next step."""
+    run = Run(8, "priority")
+    run.add(3, priority=0)
+    last = run.add(4, priority=1)
+    run.go()
+    head = run.add(3, priority=0)
+    run.go(2)
+    assert run.preempted == [(1, last)]
+    assert run.admitted[head] == 2
+    run.finish()
+
+
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_tokens_are_the_same(stage, policy, small_checkpoint):

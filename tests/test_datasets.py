@@ -179,7 +179,7 @@ def test_parquet_that_cannot_be_read(batched_stage, tmp_path, monkeypatch):
 
 def test_rows_as_people_have_them(batched_stage, tmp_path):
     """Parquet and an array of JSON: the same rows, though one lacks what another has, and all of their columns in the
-    output, those that are null or bytes, and those whose names are the result's."""
+    output, null and bytes, and names that results have too."""
     rows = [
         {"text": "A fox", "uid": "a", "id": 7, "image": b"\x00\xff", "price": decimal.Decimal("1.50"), "ratio": 1.5},
         {"text": "One day", "uid": "b", "id": 8, "image": None, "price": None, "ratio": math.nan},

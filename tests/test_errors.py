@@ -258,3 +258,27 @@ def test_what_is_said_of_an_error(stage):
         request = stage.engine().inputs.request([1, 2], stage.SamplingParams())
         request.fail(error)
         assert (request.finish_reason, request.stop_reason) == ("error", said)
+
+
+@pytest.mark.covers("engine_loop.py")
+@pytest.mark.parametrize("stage", SERVING[:1], ids=str)
+def test_a_step_that_fails_adopts_no_request_that_is_refused_now(stage, small_checkpoint):
+    """`submit` notes its callbacks before it looks whether the engine is closing, and takes them back if so. If a step
+    fails in between, such a request must not start over with the others."""
+    llm = stage.LLM(small_checkpoint, device="cpu")
+    expected = llm.generate([[1, 2, 3]], stage.SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+    refused, step, calls = llm.inputs.request([4, 5], stage.SamplingParams()), llm.engine.step, []
+
+    def step_that_fails_once():
+        calls.append(1)
+        if len(calls) == 3:
+            llm.loop.callbacks[refused] = lambda *_: None
+            raise RuntimeError("a step fails")
+        if len(calls) == 4:
+            del llm.loop.callbacks[refused]
+        return step()
+
+    llm.engine.step = step_that_fails_once
+    outputs = llm.generate([[1, 2, 3]], stage.SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+    assert outputs[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
+    assert refused.rank is None

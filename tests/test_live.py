@@ -431,6 +431,26 @@ def test_levers(stage, small_checkpoint):
         assert ask(app, "/live/levers").json()["max_num_seqs"] == {"now": 4, "low": 1, "high": 4}
 
 
+def test_a_lever_hands_out_seats(small_checkpoint):
+    """With one seat the others wait outside the engine; with four they run, although none has ended."""
+
+    async def go(app):
+        scheduler = app.service.engine.llm.engine.scheduler
+        await ask_async(app, "/live/levers", {"max_num_seqs": 1})
+        bodies = [body([1, 2, i], max_tokens=40) for i in range(4)]
+        tasks = [asyncio.create_task(ask_async(app, "/v1/completions", one)) for one in bodies]
+        await until(lambda: app.service.metrics.num_unfinished == 4)
+        await until(lambda: len(scheduler.running) == 1)
+        assert len(app.service.feed.waiting) == 3
+        await ask_async(app, "/live/levers", {"max_num_seqs": 4})
+        assert app.service.feed.waiting == {}
+        assert not any(task.done() for task in tasks)
+        await asyncio.gather(*tasks)
+
+    with shown(5, small_checkpoint) as app, slow_steps(app):
+        asyncio.run(go(app))
+
+
 @pytest.mark.parametrize(
     ("stage", "num_blocks"),
     [

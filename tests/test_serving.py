@@ -36,7 +36,7 @@ from stagewise.serving import events
 from stagewise.serving.__main__ import check, main, make_service, server_parser
 from stagewise.serving.app import App
 from stagewise.serving.server import Server, listen
-from stagewise.serving.service import Service
+from stagewise.serving.service import Run, Service
 from stagewise.stages import SERVING as STAGES
 from stagewise.stages import Stage
 from tests.adapter import ROOT, TINYTALES, wait_until
@@ -1476,6 +1476,33 @@ def test_after_the_grace_requests_are_aborted_and_told_so():
     reasons = {event["choices"][0]["index"]: event["choices"][0]["finish_reason"] for event in events}
     assert set(reasons.values()) == {choice["finish_reason"] for choice in whole["choices"]} == {"abort"}
     assert len(reasons) == 4
+
+
+def test_a_request_that_leaves_starts_nothing_more(monkeypatch):
+    """And the time that its completions wait for seats is queue time."""
+
+    async def go(app):
+        service, started = app.service, []
+        generate = service.engine.generate
+        monkeypatch.setattr(service.engine, "generate", lambda *a, **more: started.append(1) or generate(*a, **more))
+        job = service.job({"model": "tales", "prompt": "Once", "n": 60, "max_tokens": 100, "ignore_eos": True})
+        async with Run(service, job) as run:
+            await anext(run.events())
+            assert len(started) == 2
+        assert len(started) == 2
+        assert (service.feed.taken, service.feed.waiting) == ({}, {})
+        job = service.job({"model": "tales", "prompt": "Once", "n": 6, "max_tokens": 20, "ignore_eos": True})
+        async with Run(service, job) as run:
+            await service.whole(run)
+        waited = sorted(run._meter._waited.values())
+        assert len(waited) == 6
+        assert waited[1] < 0.1 * waited[-1]  # two have seats at once, and the last waits for two generations
+        name = "vllm:request_queue_time_seconds_sum"
+        total = service.metrics.registry.get_sample_value(name, {"model_name": "tales"})
+        assert total >= sum(waited)
+
+    with serving(6, "tinytales", max_num_seqs=2) as app, slow_steps(app, 0.005):
+        asyncio.run(go(app))
 
 
 def test_the_key_may_come_from_the_environment(monkeypatch):

@@ -263,7 +263,7 @@ def test_what_happens_to_blocks(stage, small_checkpoint):
     llm.beam_search([prompt], beam_width=3, max_tokens=4)
     copies = events(llm.trace, "copied")
     first = [event["index"] for event in copies if event["source"] == copies[0]["source"]]
-    assert first == [0, 1]  # the last of those that share the block may write to it
+    assert first == [0, 1]  # the last beam that holds the block writes in place
 
 
 @pytest.mark.parametrize("stage", STAGES[3:], ids=str)

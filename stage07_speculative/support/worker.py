@@ -96,7 +96,7 @@ workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 def close_all() -> None:
     """End all workers when Python exits, which a thread in the middle of a step would crash."""
     with contextlib.suppress(ValueError):  # not the main thread, which gets no Ctrl-C
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the wait lasts no longer than a step
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the wait lasts no longer than the running command or step
     alive = [worker for worker in list(workers) if worker.thread.is_alive()]  # in a fork, none
     for worker in alive:
         worker.close(abort=True)

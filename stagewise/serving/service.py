@@ -211,7 +211,7 @@ class Service(Served):
         return min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens) if in_order else sys.maxsize
 
     def params_of(self, params: Any, number: int) -> Any:
-        """The parameters of one completion, for a request of its own. The tokens are those of `n` completions."""
+        """The parameters that make one of `n` completions a separate request, with the same tokens."""
         if self.stage.number == 4:
             return params
         seed = None if params.seed is None else self.stage.completion_seed(params.seed, number)
