@@ -27,7 +27,7 @@ from tools.engines import STAGES
 
 FAST = next(stage for stage in STAGES if stage.number == 6)
 BEFORE = STAGES[STAGES.index(FAST) - 1]
-OPTIMIZATIONS = list(FAST.part("fast_model").OPTIMIZATIONS)
+OPTIMIZATIONS = list(FAST.part("config").OPTIMIZATIONS)
 
 
 class Contest(torch.nn.Module):

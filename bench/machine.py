@@ -79,7 +79,8 @@ def kernel_limits(dtype: torch.dtype) -> tuple[float, float]:
     """What stage 6's linear kernel reaches on this CPU: (bytes per second read from memory, by one row times 1 GiB of
     weights; floating point operations per second, in a product of two 2,048 x 2,048 matrices). Zeros if it can't run.
     """
-    from stage06_fast.fast_model import OPTIMIZATIONS, pick_kind
+    from stage06_fast.config import OPTIMIZATIONS
+    from stage06_fast.fast_model import pick_kind
     from stage06_fast.kernels import c_kernel as c
     from stage06_fast.support.memory import empty
 
@@ -108,7 +109,8 @@ def int8_rate() -> float:
     """Integer operations per second in a product of two 2,048 x 2,048 int8 matrices, by torch or stage 8's linear
     kernel, whichever is faster, without the time to round anything to int8. Torch multiplies only 128 rows, since it
     takes very long if the CPU has no instructions for int8."""
-    from stage08_int8.fast_model import OPTIMIZATIONS, pick_int8_kind, rows
+    from stage08_int8.config import OPTIMIZATIONS
+    from stage08_int8.fast_model import pick_int8_kind, rows
     from stage08_int8.kernels import c_kernel as c
 
     n, cpu, threads = 2048, torch.device("cpu"), torch.get_num_threads()

@@ -226,7 +226,7 @@ def run_all(job: dict, engines: list[str], repeat: int, failures: dict[str, str]
 def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
     """(the model's sizes, its directory, the options of every engine). Raises ValueError or OSError for bad
     arguments."""
-    weights, pick = LAST.part("weights"), LAST.part("options")
+    weights, pick = LAST.part("weights"), LAST.part("device")
     device = pick.pick_device(args.device)
     dtype = pick.pick_dtype(args.dtype, device)
     args.model = readable_model(args.model)

@@ -246,7 +246,8 @@ def packed(model: str = "gpt2", tokens: int = 16, read: int = 1 << 26) -> Outcom
     """One request's decode steps with torch and with the packed kernels, against the time it takes to read the weights;
     and the time that packing took. `read` is how many float32s are read to measure the memory's bandwidth."""
     from stage06_fast import LLM, SamplingParams  # before torch, to shorten its threads' busy waiting
-    from stage06_fast.fast_model import enabled, pick_model
+    from stage06_fast.config import enabled
+    from stage06_fast.fast_model import pick_model
     from stage06_fast.support.openmp import WAITS_BRIEFLY
 
     llm = LLM(model, load_format="dummy", device="cpu", dtype="float32", max_num_seqs=1, num_blocks=8,

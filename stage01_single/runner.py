@@ -6,7 +6,7 @@ from torch import Tensor
 from .batch import Batch
 from .config import EngineConfig
 from .model import GPT2, ModelConfig
-from .support.options import check_fork, describe_device, pick_device, pick_dtype
+from .support.device import check_fork, describe_device, pick_device, pick_dtype
 from .support.weights import Checkpoint
 
 

@@ -7,7 +7,7 @@ from .batch import Batch
 from .config import EngineConfig
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
-from .support.options import check_fork, describe_device, pick_device, pick_dtype
+from .support.device import check_fork, describe_device, pick_device, pick_dtype
 from .support.weights import Checkpoint
 
 

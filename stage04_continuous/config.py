@@ -5,9 +5,10 @@
 
 from dataclasses import dataclass
 
-from .policies import POLICIES
 from .support.options import DTYPES, Options, integer, one_of, option, text, valid_device
 from .support.sampling_params import check_boolean
+
+POLICIES = ("fcfs", "priority", "shortest")
 
 
 @dataclass(frozen=True)

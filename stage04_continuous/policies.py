@@ -2,7 +2,6 @@
 
 from .request import Request
 
-POLICIES = ("fcfs", "priority", "shortest")
 AGING = 16  # under "shortest": how many prompt tokens a step of waiting is worth
 
 

@@ -5,10 +5,11 @@
 
 from dataclasses import dataclass
 
-from .attention import BACKENDS
-from .policies import POLICIES
 from .support.options import DTYPES, Options, fraction, integer, one_of, option, text, valid_device
 from .support.sampling_params import check_boolean
+
+POLICIES = ("fcfs", "priority", "shortest")
+BACKENDS = ("auto", "torch", "c", "triton")  # of attention
 
 
 @dataclass(frozen=True)

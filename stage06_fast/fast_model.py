@@ -7,7 +7,6 @@ for the kernels, and a step is one call of C. The README explains each optimizat
 # pyright: reportInvalidTypeForm=false
 # (A function makes the types of C's structs.)
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,24 +18,6 @@ from .kernels import c_kernel as c
 from .kv_cache import KVCache
 from .model import GPT2
 from .support.memory import Arena
-
-# What can be turned off (`LLM(disable=...)`).
-OPTIMIZATIONS = {
-    "linear": "linear layers by kernels, on packed weights; else by torch",
-    "tiles": "AMX, in float32 with each number as two bfloat16s; else vectors",
-    "prefill": "attention of prompts as matrix products; else a few queries at a time",
-    "pages": "weights and KV cache in pages of 2 MB, where the system has them; else of 4 KB",
-}
-
-
-def enabled(disable: Sequence[str]) -> frozenset[str]:
-    """The optimizations that are on. Raises ValueError for an unknown name."""
-    if isinstance(disable, str):
-        raise ValueError(f"disable must be a list of names, got {disable!r}")
-    for name in disable:
-        if name not in OPTIMIZATIONS:
-            raise ValueError(f"disable: there is no optimization {name!r}; there are {', '.join(OPTIMIZATIONS)}")
-    return frozenset(OPTIMIZATIONS) - frozenset(disable)
 
 
 def pick_kind(dtype: torch.dtype, on: frozenset[str]) -> str:

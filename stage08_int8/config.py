@@ -7,14 +7,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .attention import BACKENDS
-from .fast_model import OPTIMIZATIONS, enabled
-from .policies import POLICIES
 from .support.options import DTYPES, Options, fraction, integer, one_of, option, text, valid_device
 from .support.sampling_params import check_boolean
 
 WEIGHTS = ("auto", "int8", "as-is")
 MAX_DRAFTS = 16  # draft tokens per request and step
+
+POLICIES = ("fcfs", "priority", "shortest")
+BACKENDS = ("auto", "torch", "c", "triton")  # of attention
+# What can be turned off (`LLM(disable=...)`).
+OPTIMIZATIONS = {
+    "linear": "linear layers by kernels, on packed weights; else by torch",
+    "tiles": "AMX, in float32 with each number as two bfloat16s; else vectors",
+    "prefill": "attention of prompts as matrix products; else a few queries at a time",
+    "pages": "weights and KV cache in pages of 2 MB, where the system has them; else of 4 KB",
+}
+
+
+def enabled(disable: Sequence[str]) -> frozenset[str]:
+    """The optimizations that are on. Raises ValueError for an unknown name."""
+    if isinstance(disable, str):
+        raise ValueError(f"disable must be a list of names, got {disable!r}")
+    for name in disable:
+        if name not in OPTIMIZATIONS:
+            raise ValueError(f"disable: there is no optimization {name!r}; there are {', '.join(OPTIMIZATIONS)}")
+    return frozenset(OPTIMIZATIONS) - frozenset(disable)
 
 
 def optimizations(_: str, value: Any) -> tuple[str, ...]:
@@ -113,7 +130,7 @@ class EngineConfig(Options):
     disable: Sequence[str] = option(
         (),
         optimizations,
-        f"optimizations to turn off (see fast_model.py): {', '.join(OPTIMIZATIONS)}",
+        f"optimizations to turn off: {', '.join(OPTIMIZATIONS)}",
         nargs="+",
         action="extend",
         metavar="NAME",

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from .attention import pick_backend
 from .batch import Batch
-from .config import EngineConfig
-from .fast_model import FastGPT2, enabled, pick_model
+from .config import EngineConfig, enabled
+from .fast_model import FastGPT2, pick_model
 from .kernels.c_sampler import CSampler
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
 from .quantize import quantize_on_load
 from .sampler import Token, sample_rows
+from .support.device import check_fork, describe_device, pick_device, pick_dtype
 from .support.memory import trim_malloc
 from .support.openmp import WAITS_BRIEFLY
-from .support.options import check_fork, describe_device, pick_device, pick_dtype
 from .support.scoring import score_prompts
 from .support.threads import ThreadLimit
 from .support.weights import Checkpoint

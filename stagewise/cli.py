@@ -31,7 +31,6 @@ from .console import (
 )
 from .dataset import STDIN, Dataset, check_columns, check_dataset, is_on_disk, read_bytes, read_dataset
 from .flags import build_parser, check_flags, given_flags, how_of, options_of, pairs_of
-from .interactive import converse
 from .manifest import manifest_path
 from .resolve import generation_defaults, readable
 from .results import as_dict, length_limit
@@ -217,6 +216,8 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                 params, started = sampling.params_for(llm), time.perf_counter()
                 texts, prompts = prompts, [sampling.prompt(llm, prompt) for prompt in prompts]
                 if engine:
+                    from .interactive import converse
+
                     with engine:
                         worked = converse(lambda prompt: engine.generate(sampling.prompt(llm, prompt), params))
                 elif outputs:

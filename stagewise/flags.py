@@ -6,7 +6,6 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -110,7 +109,7 @@ NEEDS = {
 
 def add_options(stage: Stage, add: Callable[..., Any]) -> None:
     """A flag for each option of the stage's engine. add: `ArgumentParser.add_argument`"""
-    for option in sorted(fields(stage.EngineConfig), key=lambda option: option.kw_only is True):  # keyword-only last
+    for option in sorted(stage.options, key=lambda option: option.kw_only is True):  # keyword-only last
         settings = {"name": "--" + option.name.replace("_", "-"), "help": option.metadata["help"]}
         settings |= option.metadata["flag"]
         name, help, kind = settings.pop("name"), settings.pop("help"), (*get_args(option.type), option.type)[0]
@@ -132,8 +131,9 @@ def options_of(stage: Stage, args: argparse.Namespace) -> dict[str, Any]:
     """The options of the stage's engine by name, as the flags gave them. Raises ValueError."""
     if getattr(args, "speculate", None) == "off" and args.num_drafts != "auto":
         raise ValueError("--num-drafts can't be combined with --speculate off, which drafts nothing")
-    options = fields(stage.EngineConfig)
-    return {option.name: getattr(args, option.name) for option in options if option.metadata["flag"].get("name", True)}
+    return {
+        option.name: getattr(args, option.name) for option in stage.options if option.metadata["flag"].get("name", True)
+    }
 
 
 def pick_stage(argv: list[str] | None, numbers: Iterable[int] = PACKAGES) -> Stage:
@@ -204,7 +204,7 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     add("--stats", action="store_true", help="after the closing line, show what the run waited for and wasted")
     add("--quiet", action="store_true", help="no progress and no closing line")
     add_options(stage, parser.add_argument_group("engine").add_argument)
-    add, defaults = parser.add_argument_group("sampling").add_argument, stage.SamplingParams()
+    add, defaults = parser.add_argument_group("sampling").add_argument, stage.sampling
     for name, flag in SAMPLING.items():
         if hasattr(defaults, name) or name in MORE_FIELDS:
             default = {} if "action" in flag else {"default": getattr(defaults, name, None)}
@@ -264,7 +264,7 @@ def check_flags(stage: Stage, args: argparse.Namespace, given: set[str]) -> None
 
 def sampling_of(stage: Stage, args: argparse.Namespace) -> Sampling:
     """The sampling fields that the flags give. Raises ValueError if they are wrong."""
-    names = SAMPLING.keys() & {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS}
+    names = [name for name in SAMPLING if hasattr(stage.sampling, name) or name in MORE_FIELDS]
     return Sampling(stage, **{name: getattr(args, name) for name in names})
 
 

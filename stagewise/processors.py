@@ -10,14 +10,14 @@ place. `sampling_params` makes them from fields with vLLM's names.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from .form_compiler import SECONDS
 from .stages import llm_of
 from .structured_outputs import Form, Structured
+
+if TYPE_CHECKING:  # else imported where it is used: the command line's flags need no torch
+    from torch import Tensor, device
 
 MAX_BIAS = 100.0  # OpenAI's limit
 
@@ -41,13 +41,15 @@ def structured(llm: Any, *, seconds: float = SECONDS, **form: Any) -> Structured
 class OnDevices:
     """A tensor of these values, copied once to each device that uses it."""
 
-    def __init__(self, values: list[Any], dtype: torch.dtype):
-        cpu = torch.device("cpu")
-        self._copies = {cpu: torch.tensor(values, dtype=dtype, device=cpu)}
+    def __init__(self, values: list[Any], dtype: str):
+        self.values, self.dtype = values, dtype
+        self._copies: dict[device, Tensor] = {}
 
-    def on(self, device: torch.device) -> Tensor:
+    def on(self, device: "device") -> "Tensor":
+        import torch
+
         if device not in self._copies:
-            self._copies[device] = self._copies[torch.device("cpu")].to(device)
+            self._copies[device] = torch.tensor(self.values, dtype=getattr(torch, self.dtype), device=device)
         return self._copies[device]
 
 
@@ -56,14 +58,14 @@ class TokenIds:
 
     def __init__(self, name: str, token_ids: Iterable[Any]):
         self.name, self.token_ids = name, [whole_number(name, i) for i in token_ids]
-        self.largest, self._tensor = max(self.token_ids, default=-1), OnDevices(self.token_ids, torch.int64)
+        self.largest, self._tensor = max(self.token_ids, default=-1), OnDevices(self.token_ids, "int64")
 
     def check(self, vocab_size: int) -> None:
         """Raise ValueError for a token that the model does not have."""
         if self.largest >= vocab_size:
             raise ValueError(f"{self.name} {self.largest} is outside the model's vocabulary of {vocab_size} tokens")
 
-    def on(self, logits: Tensor) -> Tensor:
+    def on(self, logits: "Tensor") -> "Tensor":
         """The ids, on the logits' device. [vocab_size] -> [n]"""
         self.check(len(logits))
         return self._tensor.on(logits.device)
@@ -78,9 +80,9 @@ class LogitBias:
         ids = (int(i) if isinstance(i, str) and i.isdecimal() and len(i) < 20 else i for i in bias)
         self.ids = TokenIds("logit_bias token", ids)
         self.values = [number("logit_bias", value, -MAX_BIAS, MAX_BIAS) for value in bias.values()]
-        self._added = OnDevices(self.values, torch.float32)
+        self._added = OnDevices(self.values, "float32")
 
-    def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
+    def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: "Tensor") -> "Tensor":
         return logits.index_add_(0, self.ids.on(logits), self._added.on(logits.device).to(logits.dtype))
 
 
@@ -94,7 +96,9 @@ class AllowedTokenIds:
         if not self.ids.token_ids:
             raise ValueError("allowed_token_ids must not be empty: no token could be chosen")
 
-    def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
+    def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: "Tensor") -> "Tensor":
+        import torch
+
         ids = self.ids.on(logits)
         return torch.full_like(logits, -math.inf).index_copy_(0, ids, logits[ids])
 
@@ -114,7 +118,9 @@ class BadWords:
         self.ids = TokenIds("bad_words token", (i for word in self.words for i in word))
         self.ids.check(llm.vocab_size)
 
-    def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
+    def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: "Tensor") -> "Tensor":
+        import torch
+
         forbidden = [word[-1] for word in self.words if ends_with(output_token_ids, word[:-1])]
         return logits.index_fill_(0, torch.tensor(forbidden, dtype=torch.int64, device=logits.device), -math.inf)
 

@@ -4,11 +4,13 @@ A stage is used through what its package exports: `stage.LLM`, `stage.SamplingPa
 `ELSEWHERE`, in the methods of `Stage` and in the functions below; no other module looks into a stage.
 """
 
+import ast
 import functools
 import importlib
-import inspect
+import importlib.util
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -94,37 +96,66 @@ class Stage:
                     raise
         return None
 
+    # --- What the command line needs, without torch -----------------------------------------------------------------
+
+    def _alone(self, module: str) -> Any:
+        """A module of the stage that needs no torch, without the stage's __init__.py, which does. The next import runs
+        both."""
+        if self.package in sys.modules:
+            return importlib.import_module(f"{self.package}.{module}")
+        spec = importlib.util.find_spec(self.package)
+        sys.modules[self.package] = importlib.util.module_from_spec(spec)  # pyright: ignore[reportArgumentType]
+        try:
+            return importlib.import_module(f"{self.package}.{module}")
+        finally:
+            for name in [name for name in sys.modules if name.partition(".")[0] == self.package]:
+                del sys.modules[name]
+
+    @functools.cached_property
+    def options(self) -> tuple[Field[Any], ...]:
+        """The options of its engine, as EngineConfig has them."""
+        return fields(self._alone("config").EngineConfig)
+
+    @functools.cached_property
+    def sampling(self) -> Any:
+        """SamplingParams with all defaults."""
+        return self._alone("support.sampling_params").SamplingParams()
+
     @property
     def description(self) -> str:
-        return importlib.import_module(self.package).__doc__ or ""
+        """The docstring of the package."""
+        if self.package in sys.modules:
+            return sys.modules[self.package].__doc__ or ""
+        spec = importlib.util.find_spec(self.package)
+        return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""  # pyright: ignore
 
     # --- What it can do ---------------------------------------------------------------------------------------------
 
     def has_option(self, name: str) -> bool:
-        return name in {option.name for option in fields(self.EngineConfig)}
+        return name in {option.name for option in self.options}
 
     @functools.cached_property
     def is_batched(self) -> bool:
         """Whether it runs several requests at once."""
         return self.has_option("max_num_seqs")
 
-    @functools.cached_property
+    @property
     def can_serve(self) -> bool:
         """Whether requests may come at any time and join the running ones."""
-        return hasattr(self, "AsyncLLM")
+        return self.number >= 4
 
-    @functools.cached_property
+    @property
     def can_score(self) -> bool:
-        return hasattr(self, "Pair")
+        return self.number >= 4
 
-    @functools.cached_property
+    @property
     def has_beams(self) -> bool:
-        return hasattr(self.LLM, "beam_search")
+        return self.number >= 5
 
-    @functools.cached_property
+    @property
     def has_priority(self) -> bool:
         """Whether a request may have a priority."""
-        return "priority" in inspect.signature(self.LLM.as_completed).parameters
+        return self.number >= 4
 
     # --- What an engine is made of ----------------------------------------------------------------------------------
 
@@ -146,14 +177,14 @@ class Stage:
         import torch
 
         config, directory, _, longest = self._sizes(options)
-        dtype = self._part("options").pick_dtype(config.dtype, torch.device(device))
+        dtype = self._part("device").pick_dtype(config.dtype, torch.device(device))
         int8 = self.has_option("weights") and self._part("runner").pick_int8(config.weights, torch.device(device))
         return Setup(config, directory, type_of_numbers(dtype, int8), longest)
 
     def most_cache_bytes(self, options: dict) -> int:
         """The largest KV cache that an engine with these options can fill."""
         config, _, sizes, longest = self._sizes(options)
-        pick, block = self._part("options"), getattr(config, "block_size", 1)
+        pick, block = self._part("device"), getattr(config, "block_size", 1)
         dtype = pick.pick_dtype(config.dtype, pick.pick_device(config.device))
         per_token = self._part("kv_cache").bytes_per_token(sizes.n_layer, sizes.n_embd, dtype)
         return config.max_num_seqs * -(-longest // block) * block * per_token
@@ -190,7 +221,7 @@ class Stage:
 
 
 STAGES = {number: Stage(number) for number in PACKAGES}
-SERVING = {number: stage for number, stage in STAGES.items() if number >= 4}  # `can_serve`, without importing them
+SERVING = {number: stage for number, stage in STAGES.items() if stage.can_serve}
 
 
 def stage_of(package: str) -> Stage:

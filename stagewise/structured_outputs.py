@@ -20,14 +20,14 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from .form_compiler import SECONDS, FormCheck, Words
 from .stages import end_tokens, llm_of
+
+if TYPE_CHECKING:  # else imported where it is used: the command line's flags need no torch
+    import numpy as np
+    from torch import Tensor
 
 MAX_CHARACTERS = 2**16  # of a form
 MAX_MATCHERS = 1024  # kept for one form: at least one for each output that runs at once
@@ -165,8 +165,11 @@ class Structured:
         self._start, self._seconds = self._compile()
         self._matchers: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # output -> the matcher after it
 
-    def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
+    def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: "Tensor") -> "Tensor":
         """Raises ValueError if no token is allowed, or if that can't be determined within the limits."""
+        import numpy as np
+        import torch
+
         allowed = self.allowed(output_token_ids)[: len(logits)]
         forbidden = np.ones(len(logits), bool)  # a model's vocabulary may be larger than its tokenizer's
         np.logical_not(allowed, out=forbidden[: len(allowed)])
@@ -175,7 +178,7 @@ class Structured:
             raise ValueError("structured_outputs leaves no token to choose, given the other parameters")
         return logits
 
-    def allowed(self, output_token_ids: list[int]) -> np.ndarray:
+    def allowed(self, output_token_ids: list[int]) -> "np.ndarray":
         """Which tokens may follow an output: [at least as many as the tokenizer has] bool."""
         output = tuple(output_token_ids)
         matcher = self._matchers.pop(output, None)
@@ -239,8 +242,10 @@ _check: FormCheck | None = None
 _checking = threading.Lock()
 
 
-def next_tokens(matcher: Any) -> np.ndarray:
+def next_tokens(matcher: Any) -> "np.ndarray":
     """The tokens that may come next: [at least as many as the tokenizer has] bool."""
+    import numpy as np
+
     return np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little").view(bool)
 
 

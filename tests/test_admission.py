@@ -9,7 +9,7 @@ import random
 import pytest
 
 from stage05_paged.block_manager import BlockManager
-from stage05_paged.policies import POLICIES
+from stage05_paged.config import POLICIES
 from stage05_paged.request import Request
 from stage05_paged.scheduler import Scheduler
 from stage05_paged.support.sampling_params import SamplingParams

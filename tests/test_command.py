@@ -41,6 +41,27 @@ def test_help_lists_the_commands():
     assert run("dance")[::2] == (2, f"python -m stagewise: error: there is no command 'dance': {commands}\n")
 
 
+@pytest.mark.parametrize("words", [
+    ["stage03", "--help"],
+    ["stage08", "--no-such-flag"],
+    ["stage05", "--prompts", "a", "--input", "b", "--output", "c"],
+    ["stagewise", "run", "--stage", "6", "--tempersture", "1"],
+    ["stagewise", "serve", "--help"],
+    ["stagewise", "score", "--help"],
+], ids=" ".join)  # fmt: skip
+def test_flags_need_no_torch(words):
+    """Importing it takes seconds: help and wrong flags come at once."""
+    code = (
+        "import runpy, sys\n"
+        "del sys.argv[0]\n"
+        "try:\n    runpy.run_module(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit as end:\n    print(end.code, {'torch', 'numpy'} & sys.modules.keys())"
+    )
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == f"{0 if '--help' in words else 2} set()", done.stderr
+
+
 @pytest.mark.parametrize("name", command.COMMANDS)
 def test_every_command_has_its_own_help(run_here, name):
     status, stdout, stderr = run_here(name, "--help")

@@ -256,7 +256,7 @@ def run(stage, checkpoint, **arguments):
 
 
 def switches():
-    return list(FAST[0].part("fast_model").OPTIMIZATIONS)
+    return list(FAST[0].part("config").OPTIMIZATIONS)
 
 
 @about_the_model
@@ -412,7 +412,7 @@ def test_the_first_way_to_multiply_that_is_there_and_on(stage, monkeypatch):
 
     def picked(*arguments, pick=part.pick_kind):
         """With every optimization and without tiles."""
-        return [pick(*arguments, part.enabled(off)) for off in ([], ["tiles"])]
+        return [pick(*arguments, stage.part("config").enabled(off)) for off in ([], ["tiles"])]
 
     for dtype in (torch.float32, torch.float16):
         there.clear()

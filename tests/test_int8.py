@@ -362,7 +362,7 @@ def test_with_each_optimization_off(odd, dtype):
     """The sums are exact, so they have the same bits with any instructions and in any order. The numbers between them
     have other bits with torch, or if attention uses other instructions."""
     _, expected, logits = run(odd, dtype=dtype)
-    for name in INT8.part("fast_model").OPTIMIZATIONS:
+    for name in INT8.part("config").OPTIMIZATIONS:
         _, ids, others = run(odd, dtype=dtype, disable=[name])
         if name == "linear" or (name == "tiles" and dtype == "bfloat16"):
             same = sum(a == b for a, b in zip(ids, expected, strict=True))

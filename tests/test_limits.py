@@ -221,21 +221,21 @@ def test_extreme_values_that_are_allowed(stage, small_checkpoint):
 
 
 def test_what_options_stand_for(stage, monkeypatch):
-    options, cpu, cuda = stage.part("options"), torch.device("cpu"), torch.device("cuda")
+    device_of, cpu, cuda = stage.part("device"), torch.device("cpu"), torch.device("cuda")
     for device, there in ((cpu, False), (cuda, True)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         monkeypatch.setattr(torch.cuda, "device_count", lambda there=there: int(there))
-        assert options.pick_device("auto") == device
-    assert options.pick_device("cuda:0").index == 0
+        assert device_of.pick_device("auto") == device
+    assert device_of.pick_device("cuda:0").index == 0
     for device in ("cuda:1", "meta"):
         with pytest.raises(ValueError, match=device):
-            options.pick_device(device)
-    picked = [options.pick_dtype(*of) for of in (("auto", cpu), ("auto", cuda), ("float16", cuda))]
+            device_of.pick_device(device)
+    picked = [device_of.pick_dtype(*of) for of in (("auto", cpu), ("auto", cuda), ("float16", cuda))]
     assert picked == [torch.float32, torch.bfloat16, torch.float16]
-    assert options.describe_device(cpu, torch.float32) == f"cpu ({torch.get_num_threads()} threads), float32"
-    assert [options.pick_max_model_len(asked, 48) for asked in (None, 48, 20)] == [48, 48, 20]
+    assert device_of.describe_device(cpu, torch.float32) == f"cpu ({torch.get_num_threads()} threads), float32"
+    assert [stage.part("options").pick_max_model_len(asked, 48) for asked in (None, 48, 20)] == [48, 48, 20]
     with pytest.raises(ValueError, match="at most 48"):
-        options.pick_max_model_len(49, 48)
+        stage.part("options").pick_max_model_len(49, 48)
 
 
 def test_a_single_text_is_one_prompt(stage):

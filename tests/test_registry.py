@@ -1,5 +1,6 @@
 """stagewise/stages.py has the list of stages; all that counts them, lists them or names the last one agrees with it."""
 
+import inspect
 import json
 import re
 
@@ -92,3 +93,12 @@ def test_what_counts():
         "the last five chapters",
     ):
         assert counts(text) == [], text
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=lambda stage: stage.command)
+def test_what_a_stage_can_do(stage):
+    """The registry says it without importing the stage."""
+    assert stage.can_serve == hasattr(stage, "AsyncLLM")
+    assert stage.can_score == hasattr(stage, "Pair")
+    assert stage.has_beams == hasattr(stage.LLM, "beam_search")
+    assert stage.has_priority == ("priority" in inspect.signature(stage.LLM.as_completed).parameters)

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # within these, logits / temperature stays finite in float32
 
 
@@ -58,7 +55,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    logits_processors: Sequence[Callable[..., Tensor]] = ()
+    logits_processors: Sequence[Callable[..., Any]] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
@@ -111,7 +108,7 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None) -> i
 
 
 def check_boolean(name: str, value: Any) -> bool:
-    if type(value) not in (bool, np.bool_):
+    if type(value).__name__ not in ("bool", "bool_"):  # NumPy's too
         raise ValueError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 

@@ -2,16 +2,13 @@
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar
 
-import torch
-
 from .sampling_params import check_integer, check_number
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def option(default: Any, check: Callable[[str, Any], Any], meaning: str, *, kw_only: bool = False, **flag: Any) -> Any:
@@ -52,6 +49,8 @@ def one_of(*names: str) -> Callable[[str, Any], str]:
 
 
 def valid_device(_: str, value: Any) -> str:
+    from .device import pick_device  # not earlier: it needs torch, and `--help` does not
+
     pick_device(value)
     return value
 
@@ -78,54 +77,8 @@ class Options:
                 object.__setattr__(self, field.name, field.metadata["check"](field.name, value))
 
 
-# --- Values from options --------------------------------------------------------------------------------------------
-
-
-def pick_device(device: str) -> torch.device:
-    """The torch device with this name. Raises ValueError if it is unknown or not available."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        picked = torch.device(device)
-    except (RuntimeError, TypeError):
-        picked = None
-    if picked is None or picked.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {device!r}")
-    if picked.type == "cuda" and (picked.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {device!r} is not available: torch sees {torch.cuda.device_count()} CUDA devices")
-    return picked
-
-
-def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The torch dtype with this name; "auto" is float32 on a CPU, bfloat16 on CUDA."""
-    if dtype == "auto":
-        dtype = "bfloat16" if device.type == "cuda" else "float32"
-    return DTYPES[dtype]
-
-
-def describe_device(device: torch.device, dtype: torch.dtype) -> str:
-    """For display: "cpu (2 threads), float32"."""
-    name = f"{torch.get_num_threads()} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
-    return f"{device} ({name}), {str(dtype).removeprefix('torch.')}"
-
-
 def pick_max_model_len(max_model_len: int | None, n_positions: int) -> int:
     """The longest sequence, in tokens. Raises ValueError if the model has too few positions."""
     if max_model_len is not None and max_model_len > n_positions:
         raise ValueError(f"max_model_len must be at most {n_positions}, the model's positions, got {max_model_len}")
     return n_positions if max_model_len is None else max_model_len
-
-
-_first_process: int | None = None  # the one that made the first engine
-
-
-def check_fork() -> None:
-    """Raise RuntimeError in a fork of the process that made the first engine: it lacks torch's threads, and would
-    hang."""
-    global _first_process
-    _first_process = _first_process or os.getpid()
-    if os.getpid() != _first_process:
-        raise RuntimeError(
-            f"process {os.getpid()} is a fork of {_first_process}, which has made an engine: no engine can run here; "
-            "start processes with multiprocessing's 'spawn' or 'forkserver'"
-        )

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from .options import check_fork
+from .device import check_fork
 
 POLL = 0.5  # seconds between two looks at whether the thread is alive, and on Windows at Ctrl-C
 

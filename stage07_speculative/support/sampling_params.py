@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # within these, logits / temperature stays finite in float32
 MAX_PROMPT_LOGPROBS = 20  # vLLM's limit; with 50,000 for each token of a prompt, one request would stop all others
 
@@ -63,7 +60,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
-    logits_processors: Sequence[Callable[..., Tensor]] = ()
+    logits_processors: Sequence[Callable[..., Any]] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
@@ -118,7 +115,7 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None) -> i
 
 
 def check_boolean(name: str, value: Any) -> bool:
-    if type(value) not in (bool, np.bool_):
+    if type(value).__name__ not in ("bool", "bool_"):  # NumPy's too
         raise ValueError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 

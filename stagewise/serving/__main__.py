@@ -4,31 +4,15 @@ Exit status: 0 after a signal, with the work done; 2 bad input; 130 or 143 after
 """
 
 import argparse
-import contextlib
-import ipaddress
-import os
-import re
 import sys
 from pathlib import Path
 
-from ..console import Outcome, flush_streams, prepare_streams, tell
-from ..flags import add_options, options_of, pick_stage
+from ..console import Outcome, flush_streams, prepare_streams
+from ..flags import add_options, pick_stage
+from ..openai.limits import add_flags
 from ..parser import Parser
-from ..resolve import generation_defaults, readable
-from ..stages import EXACT, SERVING, Stage, end_tokens, limit_threads
-from ..structured_outputs import vocabulary
+from ..stages import EXACT, SERVING, Stage
 from . import __doc__ as description
-
-try:
-    from ..openai.chat import load_template
-    from ..openai.limits import Limits, add_flags, limits_of
-    from .app import App
-    from .lanes import SWITCH_SECONDS
-    from .server import Server, listen, raise_file_limit, url
-    from .service import Service
-except ModuleNotFoundError as error:
-    command = "stagewise" if Path(sys.argv[0]).name == "stagewise" else "python -m stagewise"
-    sys.exit(f'{command} serve: error: {error}; install the requirements: pip install -e ".[serve]"')
 
 
 def server_parser(stage: Stage, prog: str) -> Parser:
@@ -84,79 +68,18 @@ def server_parser(stage: Stage, prog: str) -> Parser:
     return parser
 
 
-def check(stage: Stage, args: argparse.Namespace) -> None:
-    """Raise ValueError for a flag of the server that is wrong."""
-    if args.name is not None:
-        if args.model not in (stage.EngineConfig().model, args.name):
-            raise ValueError(f"give one model, not both {args.name} and --model {args.model}")
-        args.model = args.name
-    stage.check_whole_number("--port", args.port, 0, 65535)
-    stage.check_number("--grace", args.grace, 0, 86400)
-    args.api_key = args.api_key if args.api_key is not None else os.environ.get("STAGEWISE_API_KEY")
-    if args.api_key == "":
-        raise ValueError("--api-key is empty: give a key, or leave it out")
-    for origin in args.allow_origin:
-        if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
-            raise ValueError(
-                f"--allow-origin {origin!r} is not an origin: write it as https://example.org, without a path"
-            )
-    if args.log_prompts and args.quiet:
-        raise ValueError("--log-prompts can't be combined with --quiet, which logs nothing")
-    args.limits = limits_of(args, stage)
-    raise_file_limit(args.limits.max_connections)
-    args.only_here = is_loopback(args.host)
-    if args.page is None:
-        args.page = args.only_here and args.api_key is None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to this host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
-
-
-def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Service:
-    """The service with the engine that the flags ask for."""
-    template = load_template(args.chat_template, stage.tokenizer_files(args.model, args.load_format, args.tokenizer))
-    defaults = generation_defaults(stage, args.model, args.load_format) if args.generation_config else {}
-    options = readable(options_of(stage, args))
-    engine = stage.AsyncLLM(**options)
-    limit_threads(stage, engine.llm)
-    if template is not None:
-        template.check_tokens(engine.llm.get_tokenizer())
-    if ends := end_tokens(engine.llm):
-        with contextlib.suppress(ModuleNotFoundError):  # structured output is optional
-            vocabulary(engine.llm.get_tokenizer(), ends)  # now: it would hold up others when the first form comes
-    name = args.served_model_name or args.model
-    return Service(stage, engine, name, limits, template, defaults, args.ignore_unknown_fields)
-
-
 def main(argv: list[str] | None = None, prog: str = "python -m stagewise serve") -> int:
     """Run the server; returns the exit status."""
     stage = pick_stage(argv, SERVING)
     prepare_streams()
     parser = server_parser(stage, prog)
     args, outcome = parser.parse_args(argv), Outcome(parser.prog)
+    try:
+        from .run import serve
+    except ModuleNotFoundError as error:
+        parser.error(f'{error}; install the requirements: pip install -e ".[serve]"')
     with outcome:
-        check(stage, args)
-        with listen(args.host, args.port) as listener:  # before the model is loaded, which takes longer
-            service = make_service(stage, args, args.limits)
-            app = App(
-                service,
-                api_key=args.api_key,
-                log=None if args.quiet else tell,
-                log_prompts=args.log_prompts,
-                page=args.page,
-                only_here=args.only_here,
-                allow_origins=args.allow_origin,
-            )
-            page = " (open it in a browser; the API is under /v1)" if args.page else ""
-            tell(f"Serving {service.model_name} (stage {stage.number}) on {url(listener)}{page}")
-            with service.engine:
-                sys.setswitchinterval(SWITCH_SECONDS)
-                Server(app, args.grace).run(sockets=[listener])
+        serve(stage, args)
     flush_streams()
     return outcome.status
 
