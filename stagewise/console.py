@@ -198,7 +198,7 @@ def without_echo() -> Iterator[None]:
         return
     before = termios.tcgetattr(sys.stdin)
     silent = before.copy()
-    silent[3] &= ~termios.ECHO
+    silent[3] = silent[3] & ~termios.ECHO | termios.NOFLSH  # nor does Ctrl-C discard it
     termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
     try:
         yield

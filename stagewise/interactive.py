@@ -1,9 +1,9 @@
 """`--interactive`: type a prompt and watch it stream.
 
-On a terminal you type a line after a prompt sign, with readline's keys and history; then its completion streams. Input
-that you type in the meantime is not echoed: a whole line joins the running batch at once and is shown in its turn, the
-rest waits at the next prompt sign. Ctrl-C stops the completion that is shown, Ctrl-D ends the program. From a pipe all
-lines are prompts at once; results are printed in order, each with its prompt.
+On a terminal you type a line after a prompt sign, with readline's keys and history; then its completion streams. What
+you type in the meantime is not echoed, and appears at the next prompt sign. Ctrl-C stops a completion, Ctrl-D ends the
+program. From a pipe each line is a prompt and joins the running batch at once; results are printed in order, each with
+its prompt.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import console
 from .console import Wrapper, is_terminal, reason, without_echo
 
 Generate = Callable[[str], AsyncIterator[Any]]
 SIGN = "> "
+HELP = "Type a prompt and press Enter. Ctrl-C stops a completion; Ctrl-D, exit or quit ends."
 MAX_HISTORY = 1000  # prompts kept for later runs
 
 
@@ -34,77 +34,21 @@ def converse(generate: Generate) -> float:
     Raises OSError if stdin can't be read.
     """
     if sys.stdin.isatty():
-        print("Type a prompt and press Enter. Ctrl-C stops a completion, Ctrl-D ends.", file=sys.stderr)
-    previous = signal.getsignal(signal.SIGINT)
+        print(HELP, file=sys.stderr)
+    return on_terminal(generate) if is_terminal() else asyncio.run(from_pipe(generate))
+
+
+async def complete(generate: Generate, prompt: str, write: Callable[[str], Any]) -> None:
+    """Write the pieces of a completion, and why it ended early if it did."""
     try:
-        return (on_terminal if is_terminal() else from_pipe)(generate)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-class Answers:
-    """Prompts that were typed and are not shown yet. All are completed at once, and shown one after another.
-
-    Attributes:
-        shown: the task of the prompt that is shown now.
-        seconds: how long there was something to complete.
-        failure: the error that ended the input, if one did.
-    """
-
-    def __init__(self, generate: Generate):
-        self.generate, self.loop = generate, asyncio.get_running_loop()
-        self.queue: asyncio.Queue[tuple[str, asyncio.Task, asyncio.Queue] | None] = asyncio.Queue()
-        self.shown: asyncio.Task | None = None
-        self.seconds, self.failure = 0.0, None
-        self._num_open, self._since = 0, 0.0
-
-    def ask(self, line: str) -> None:
-        if line.strip():
-            if not self._num_open:
-                self._since = time.perf_counter()
-            self._num_open += 1
-            pieces: asyncio.Queue = asyncio.Queue()
-            self.queue.put_nowait((line, self.loop.create_task(self._complete(line, pieces)), pieces))
-
-    def end(self, error: Exception | None = None) -> None:
-        """There are no more lines."""
-        self.failure = error
-        self.queue.put_nowait(None)
-
-    async def _complete(self, prompt: str, pieces: asyncio.Queue) -> None:
-        """Put the pieces of a completion into its queue, None after the last."""
-        try:
-            async for event in self.generate(prompt):
-                pieces.put_nowait(event.text)
-                if event.finish_reason == "error":
-                    pieces.put_nowait(f" [error: {event.stop_reason}]")
-        except asyncio.CancelledError:
-            pieces.put_nowait(" [aborted]")
-        except Exception as error:  # whatever happens, the reader must not wait forever
-            pieces.put_nowait(f" [error: {error}]")
-        self._num_open -= 1
-        if not self._num_open:
-            self.seconds += time.perf_counter() - self._since
-        pieces.put_nowait(None)
-
-    async def show(self, begin: Callable[[str], None], write: Callable[[str], None], end: Callable[[], None]) -> bool:
-        """Show the next completion as it grows: `begin` gets its prompt. Returns False at the end of the input."""
-        if (following := await self.queue.get()) is None:
-            return False
-        prompt, self.shown, pieces = following
-        begin(prompt)
-        while (piece := await pieces.get()) is not None:
-            write(piece)
-        self.shown = None
-        end()
-        return True
-
-    def interrupt(self, *_: Any) -> None:
-        """Ctrl-C."""
-        if self.shown is not None:
-            self.loop.call_soon_threadsafe(self.shown.cancel)
-        else:
-            print("\n(Ctrl-D ends)", file=sys.stderr)
+        async for event in generate(prompt):
+            write(event.text)
+            if event.finish_reason == "error":
+                write(f" [error: {event.stop_reason}]")
+    except asyncio.CancelledError:
+        write(" [aborted]")
+    except Exception as error:  # the next prompt may do better
+        write(f" [error: {error}]")
 
 
 def put(text: str) -> None:
@@ -114,30 +58,42 @@ def put(text: str) -> None:
 # --- From a pipe ----------------------------------------------------------------------------------------------------
 
 
-def from_pipe(generate: Generate) -> float:
-    async def run() -> float:
-        answers = Answers(generate)
-        signal.signal(signal.SIGINT, answers.interrupt)
-        threading.Thread(target=read_lines, args=(answers,), name="stdin", daemon=True).start()
-        while await answers.show(put, put, lambda: put("\n\n")):
-            pass
-        if answers.failure is not None:
-            raise OSError(f"stdin can't be read: {reason(answers.failure)}")
-        return answers.seconds
+async def from_pipe(generate: Generate) -> float:
+    """Each line is completed as soon as it is read, and printed after those before it."""
+    loop, completions = asyncio.get_running_loop(), asyncio.Queue()
+    num_open, since, seconds = 0, 0.0, 0.0
 
-    return asyncio.run(run())
+    async def answer(prompt: str) -> str:
+        nonlocal num_open, since, seconds
+        since = since if num_open else time.perf_counter()
+        num_open += 1
+        pieces = [prompt]
+        await complete(generate, prompt, pieces.append)
+        num_open -= 1
+        seconds += 0.0 if num_open else time.perf_counter() - since
+        return "".join(pieces)
 
+    def ask(line: str) -> None:
+        if line.strip():
+            completions.put_nowait(loop.create_task(answer(line)))
 
-def read_lines(answers: Answers) -> None:
-    """Read stdin to its end; in a separate thread, because waiting for a line can't be cancelled."""
-    error, call = None, answers.loop.call_soon_threadsafe
-    try:
-        for line in sys.stdin.buffer:  # bytes: text that can't be decoded must not end the reading
-            call(answers.ask, line.decode("utf-8", errors="replace").rstrip("\r\n"))
-    except Exception as problem:  # whatever happens, no caller may wait forever
-        error = problem
-    if not answers.loop.is_closed():
-        call(answers.end, error)
+    def read_lines() -> None:
+        """In a thread, because waiting for a line can't be cancelled."""
+        error = None
+        try:
+            for line in sys.stdin.buffer:  # bytes: text that can't be decoded must not end the reading
+                loop.call_soon_threadsafe(ask, line.decode("utf-8", errors="replace").rstrip("\r\n"))
+        except Exception as problem:  # told after what was read before it
+            error = problem
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(completions.put_nowait, error)
+
+    threading.Thread(target=read_lines, name="stdin", daemon=True).start()
+    while isinstance(answered := await completions.get(), asyncio.Task):
+        put(f"{await answered}\n\n")
+    if answered is not None:
+        raise OSError(f"stdin can't be read: {reason(answered)}")
+    return seconds
 
 
 # --- On a terminal --------------------------------------------------------------------------------------------------
@@ -168,65 +124,44 @@ def history() -> Iterator[None]:
 @history()
 def on_terminal(generate: Generate) -> float:
     sys.stdin.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-    seconds, is_open = 0.0, True
-    while is_open:
-        try:
+    seconds, previous = 0.0, signal.getsignal(signal.SIGINT)
+    try:
+        while True:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            line = input(SIGN)
-        except KeyboardInterrupt:
-            print("\n(Ctrl-D ends)")
-            continue
-        except EOFError:
-            print()
-            break
-        except OSError as error:
-            raise OSError(f"stdin can't be read: {reason(error)}") from None
-        if line.strip():
-            with without_echo():
-                took, is_open = asyncio.run(answer(generate, line))
-            seconds += took
-    return seconds
+            try:
+                line = input(SIGN).strip()
+            except KeyboardInterrupt:
+                print("\n(Ctrl-D ends)")
+                continue
+            except EOFError:
+                print()
+                return seconds
+            except OSError as error:
+                raise OSError(f"stdin can't be read: {reason(error)}") from None
+            if line in ("exit", "quit"):
+                return seconds
+            if line in ("help", "?"):
+                print(HELP)
+            elif line:
+                with without_echo():
+                    seconds += asyncio.run(answer(generate, line))
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
-async def answer(generate: Generate, line: str) -> tuple[float, bool]:
-    """Complete a line, and those typed in the meantime. Returns the seconds it took, and whether more can be typed."""
-    answers, text, is_open, num_shown, is_new = Answers(generate), Wrapper(put), True, 0, True
-
-    def begin(prompt: str) -> None:
-        nonlocal num_shown, is_new
-        if num_shown:  # it was not echoed
-            text.feed(f"{SIGN}{prompt}\n")
-        num_shown, is_new = num_shown + 1, True
+async def answer(generate: Generate, prompt: str) -> float:
+    """Stream a completion; Ctrl-C stops it. Returns the seconds that it took."""
+    started, text, loop = time.perf_counter(), Wrapper(put), asyncio.get_running_loop()
+    begun = False
 
     def write(piece: str) -> None:
-        nonlocal is_new
-        text.feed(piece.removeprefix(" ") if is_new else piece)  # the prompt is on the line above
-        is_new = is_new and not piece
+        nonlocal begun
+        text.feed(piece if begun else piece.removeprefix(" "))  # the prompt is on the line above
+        begun = begun or piece != ""
 
-    def end() -> None:
-        text.end()
-        put("\n\n")
-        text.column = 0
-
-    def typed() -> None:
-        """A line has arrived, or the end of the input."""
-        nonlocal is_open
-        try:
-            data = os.read(sys.stdin.fileno(), 1 << 16)
-        except OSError:  # the terminal is gone
-            data = b""
-        for line in data.decode("utf-8", errors="replace").splitlines():
-            answers.ask(line)
-        if not data:
-            is_open = False
-            answers.loop.remove_reader(sys.stdin)
-
-    signal.signal(signal.SIGINT, answers.interrupt)
-    answers.ask(line)
-    if console.termios is not None:
-        answers.loop.add_reader(sys.stdin, typed)
-    while not answers.queue.empty():
-        await answers.show(begin, write, end)
-    if console.termios is not None:
-        answers.loop.remove_reader(sys.stdin)
-    return answers.seconds, is_open
+    task = loop.create_task(complete(generate, prompt, write))
+    signal.signal(signal.SIGINT, lambda *_: loop.call_soon_threadsafe(task.cancel))
+    await task
+    text.end()
+    put("\n\n")
+    return time.perf_counter() - started
