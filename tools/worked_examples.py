@@ -4,7 +4,8 @@
 
 A page names a run in a comment, `<!-- worked: python -m stage04 --prompts "A fox" … -->`. This tool fills in everything
 between that line and `<!-- end of worked -->`: the command, and a table made from its trace. The runs are greedy or
-have a seed, so they come out the same every time.
+have a seed, so they come out the same every time. `<!-- budgets: 16 64 512 -->` is a table of what these budgets do to
+one run of stage 4.
 """
 
 import argparse
@@ -24,7 +25,9 @@ from stagewise.cli import main as run_stage
 from stagewise.replay.state import Key, State
 from stagewise.stages import stage_of
 from stagewise.trace_file import Trace, read_traces
+from tools.replay_examples import CHUNKS, LATE, Run
 
+BUDGETS = re.compile(r"(<!-- budgets: ([\d ]+) -->\n).*?(<!-- end of budgets -->)", re.DOTALL)
 BLOCK = re.compile(r"<!-- worked: (python -m stage\d\d [^\n]+) -->\n.*?<!-- end of worked -->", re.DOTALL)
 
 
@@ -127,6 +130,20 @@ def memory(trace: Trace, state: State, step: dict) -> dict[str, str]:
     return cells
 
 
+def budgets_table(budgets: list[int]) -> str:
+    """A row per budget: the run in examples/traces/chunked_prefill.jsonl, where D, with a long prompt, joins others."""
+    lines = ["| budget | steps until D's first token | longest step | all steps |", "| ---: | ---: | ---: | ---: |"]
+    for budget in budgets:
+        steps = Run("stage04_continuous", *LATE, {**CHUNKS, "max_num_batched_tokens": budget}).trace().steps
+        steps = [step for step in steps if step["rows"]]
+        computed = [{row["request_id"] for row in step["rows"]} for step in steps]
+        sampled = [{event["request_id"] for event in step["after"] if event["kind"] == "token"} for step in steps]
+        admitted, first = (next(n for n, ids in enumerate(at) if "3" in ids) for at in (computed, sampled))
+        longest = max(sum(row["num_tokens"] for row in step["rows"]) for step in steps)
+        lines.append(f"| {budget} | {first - admitted + 1} | {longest} tokens | {len(steps)} |")
+    return "\n".join(lines)
+
+
 WIDTH = 96
 
 
@@ -160,7 +177,10 @@ def fresh(page: Path) -> str:
         shown = f"```bash\n{over_lines(match[1])}\n```\n\n{table(run(stage, match[1]))}"
         return f"<!-- worked: {match[1]} -->\n{shown}\n<!-- end of worked -->"
 
-    return BLOCK.sub(example, page.read_text(encoding="utf-8"))
+    def budgets(match: re.Match) -> str:
+        return f"{match[1]}{budgets_table([int(budget) for budget in match[2].split()])}\n{match[3]}"
+
+    return BUDGETS.sub(budgets, BLOCK.sub(example, page.read_text(encoding="utf-8")))
 
 
 def main(argv: list[str] | None = None) -> int:
