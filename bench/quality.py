@@ -136,6 +136,10 @@ ABLATION = (
     ("both per group of 32", 32, 32, EVERY),
     *((f"stage 8's, only `{kind}`", "channel", "channel", frozenset({kind})) for kind in KINDS),
 )
+BRIEF = (
+    "weights: a scale per tensor", "weights: per output channel", "weights per channel, activations per token: stage 8",
+    "both per group of 32", "stage 8's, only `mlp.c_proj`",
+)  # fmt: skip
 
 
 def rounded(x: Any, scales: str | int | None) -> Any:
@@ -310,9 +314,12 @@ def without_tales(row: dict) -> dict:
 # --- Tables and pictures ----------------------------------------------------------------------------------------------
 
 
-def table(result: dict) -> str:
-    """What each engine's number formats cost, and what each part of int8 costs, with captions."""
-    return "\n\n".join(part for part in (engines_table(result), ablation_table(result)) if part)
+def table(result: dict, part: str = "all") -> str:
+    """What each engine's number formats cost ("engines"), and what each part of int8 costs ("parts", or "brief": only
+    the rows in BRIEF), with captions."""
+    tables = [engines_table(result)] * (part in ("all", "engines"))
+    tables += [ablation_table(result, part == "brief")] * (part != "engines")
+    return "\n\n".join(made for made in tables if made)
 
 
 def engines_table(result: dict) -> str:
@@ -343,11 +350,15 @@ def row_cells(row: dict, exact: bool) -> list[str]:
     ]
 
 
-def ablation_table(result: dict) -> str:
+def ablation_table(result: dict, brief: bool = False) -> str:
     if not result.get("ablation"):
         return ""
     titles = ["rounded to int8", "bits per byte", "increase over float32", "same best token", "KL, nats"]
-    rows = [[row["what"], *row_cells(row, row["what"] == "float32")] for row in result["ablation"]]
+    rows = [
+        [row["what"], *row_cells(row, row["what"] == "float32")]
+        for row in result["ablation"]
+        if not brief or row["what"] in BRIEF
+    ]
     alone = {row["what"].split("`")[1]: row["kl"] for row in result["ablation"] if "only `" in row["what"]}
     kind = max(alone, key=lambda name: alone[name], default="")
     own = [one for one in result["outliers"] if one["matrix"].endswith(kind)]

@@ -8,7 +8,8 @@ tables that it wants in a comment, `<!-- throughput: bench/results/ladder.json s
 them, such as `speed work 2`, they end with that stage. `--write` fills in everything between that line and
 `<!-- end -->`. It also redraws the pictures of results (PICTURES) and the race.
 `<!-- comparison: FILE FILE … -->` puts several results into one table. Any other word, as in `<!-- linear: FILE -->`,
-names the module of this package that measured the result and whose `table` shows it.
+names the module of this package that measured the result and whose `table` shows it. A word after the file, such as
+`brief`, says which part of it.
 """
 
 import argparse
@@ -312,7 +313,7 @@ def with_tables(readme: str) -> str:
         elif kind == "comparison":
             text = comparison(results)
         else:
-            text = importlib.import_module(f"bench.{kind}").table(*results)
+            text = importlib.import_module(f"bench.{kind}").table(*results, *names.split())
         return f"{begin}\n{text}\n\n{end}"
 
     return BLOCK.sub(fill, readme)

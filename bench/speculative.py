@@ -36,6 +36,10 @@ SIX, SEVEN = (next(stage for stage in STAGES if stage.number == number) for numb
 DRAFT = "tinytales-draft"
 TOKENS = 128
 COUNTS = (1, 4, 32)
+BRIEF = (
+    ("tales", "stage 6"), ("tales", "prompt lookup"), ("tales", "draft model"), ("quote", "prompt lookup"),
+    ("list", "prompt lookup"),
+)  # fmt: skip
 FIXED = (1, 2, 4, 8, 16)
 OPENINGS = (
     "Once upon a time",
@@ -219,12 +223,14 @@ def requests(count: int) -> str:
     return f"{count} request{'' if count == 1 else 's'}"
 
 
-def table(result: dict) -> str:
-    """A row per text and engine, a column per number of requests."""
+def table(result: dict, part: str = "all") -> str:
+    """A row per text and engine, a column per number of requests. "brief": only the rows in BRIEF."""
     counts = sorted({cell["count"] for cell in result["cells"]})
     cells = {(cell["text"], cell["engine"], cell["count"]): cell for cell in result["cells"]}
     rows = []
     for text, engine in dict.fromkeys((cell["text"], cell["engine"]) for cell in result["cells"]):
+        if part == "brief" and (text, engine) not in BRIEF:
+            continue
         row = [text, {"stage 6": "no guesses (stage 6)"}.get(engine, engine)]
         for count in counts:
             cell = cells.get((text, engine, count))

@@ -451,6 +451,17 @@ def test_auto_weighs_what_a_row_costs(stage, small_checkpoint):
     assert counts.get(good, 0) > 4 > counts.get(bad, 0)
 
 
+def test_auto_decides_as_in_the_chapter(stage, small_checkpoint):
+    """Chapter 7's decision by hand: rows cost nothing up to four, a guess 1 ms, and four of five are right."""
+    seconds = [0.0, *(max(10.0, 2.5 * rows) for rows in range(1, 65))]
+    planner = speculator_with(stage, small_checkpoint, seconds).planner
+    planner.drafter = SimpleNamespace(draft_cost=1.0)
+    planner.overall.num_accepted, planner.overall.num_tried = 8e6, 1e7
+    one, four = (dict.fromkeys(requests_of(stage, number), 8) for number in (1, 4))
+    assert list(planner.best_counts(one, 1).values()) == [3]
+    assert planner.best_counts(four, 4) == {}
+
+
 def test_a_busy_moment_does_not_end_the_drafts(stage, small_checkpoint):
     """A time that another program made long is not measured again once nothing is drafted, so it is forgotten."""
     speculator, (request,) = speculator_with(stage, small_checkpoint, FREE), requests_of(stage, 1)
