@@ -91,13 +91,9 @@ class Request:
                 raise token
             self.add(*token)
         except Exception as error:
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        """End it with its own error."""
-        logger.info("request %s failed", self.request_id, exc_info=error)
-        message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        self.finish_reason, self.stop_reason = "error", message
+            logger.info("request %s failed", self.request_id, exc_info=error)
+            message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            self.finish_reason, self.stop_reason = "error", message
 
     def finish(self, reason: str, stop_reason: str | int | None = None, stop_token_id: int | None = None) -> None:
         """Finish the request. Its held-back bytes may complete a stop string, which then becomes the reason."""

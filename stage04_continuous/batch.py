@@ -1,5 +1,6 @@
 """The input of one step, as tensors."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -62,13 +63,14 @@ class Batch:
                 ready.append(request)
                 sampled.append(len(logits_indices))
                 logits_indices.append(len(token_ids) - 1)
+        tensor = functools.partial(torch.tensor, dtype=torch.int64, device=device)
         return cls(
             rows,
             ready,
-            token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
-            positions=torch.tensor(positions, dtype=torch.int64, device=device),
-            slots=torch.tensor(slots, dtype=torch.int64, device=device),
-            logits_indices=torch.tensor(logits_indices, dtype=torch.int64, device=device),
+            token_ids=tensor(token_ids),
+            positions=tensor(positions),
+            slots=tensor(slots),
+            logits_indices=tensor(logits_indices),
             num_single=len(singles),
             num_slots=max((slot + 1 for slot, _ in singles), default=0),
             n_seq=max((end for _, end in singles), default=0),
@@ -83,4 +85,4 @@ class Batch:
 
     def to_sample(self, logits: Tensor) -> Tensor:
         """The rows of the logits to sample from: [n_logits, vocab_size] -> [n_ready, vocab_size]"""
-        return logits if self.sampled == [*range(len(logits))] else logits[self.sampled]
+        return logits[self.sampled] if self.scored else logits  # else they are all of them

@@ -79,7 +79,7 @@ class Engine:
         are computed again."""
         self.scheduler.clear()
         for request in requests:
-            request.reset_to_waiting()
+            request.num_computed_tokens = 0
             if not request.finished:
                 self.scheduler.add(request)
 

@@ -1,13 +1,13 @@
 """One request: the prompt, its state, and its output so far."""
 
+import bisect
 import logging
 import time
-from typing import Any
 
 from .support.logprobs import NOT_FINITE
 from .support.outputs import Logprob
 from .support.sampling_params import SamplingParams
-from .support.scoring import PromptLogprobs
+from .support.scoring import SCORED, PromptLogprobs
 from .support.text import Text
 from .support.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ class Request:
     Attributes:
         num_computed_tokens: how many tokens of the sequence have their keys and values in the cache.
         rank: its rank in the queue (number, arrival), given by the scheduler; lower is earlier.
-        slot: its slot in the cache while it runs; set by the scheduler.
+        slot: its slot in the cache while it runs, given by the scheduler.
         prompt_logprobs: one entry per prompt token so far; None unless requested.
         output_token_ids: the output's tokens, including the one that ended it.
         token_times: when each output token was added, in seconds of time.perf_counter.
@@ -42,8 +42,8 @@ class Request:
         streamed: how many tokens and characters a stream has sent so far.
     """
 
-    rank: Any  # None until it is queued
-    slot: Any  # None while it waits
+    rank: tuple[float, int] | None  # None until it is queued
+    slot: int  # while it runs
     first_scheduled_time: float | None
 
     def __init__(
@@ -63,6 +63,7 @@ class Request:
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.priority, self.rank, self.first_scheduled_time = priority, None, None
+        self.num_computed_tokens = 0
         self.prompt_logprobs = None
         if (count := params.prompt_logprobs) is not None:
             self.prompt_logprobs = PromptLogprobs(len(prompt_token_ids), score_from, count, tokenizer)
@@ -74,11 +75,6 @@ class Request:
         self.text = Text(self.tokenizer, self.params)
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
-        self.reset_to_waiting()
-
-    def reset_to_waiting(self) -> None:
-        """Mark it as waiting, with nothing cached."""
-        self.slot, self.num_computed_tokens = None, 0
 
     @property
     def finished(self) -> bool:
@@ -113,6 +109,15 @@ class Request:
         start = max(self.num_computed_tokens, len(self.prompt_logprobs) - 1)
         return range(start, min(self.num_computed_tokens + num_tokens, len(self.prompt_token_ids) - 1))
 
+    def cost(self, num_tokens: int) -> int:
+        """How much of a step's budget the next tokens take: one that is scored counts as SCORED."""
+        return num_tokens + (SCORED - 1) * len(self.to_score(num_tokens))
+
+    def num_fitting(self, budget: int) -> int:
+        """How many of the next tokens fit into what is left of a step's budget; at least one, so that it goes on."""
+        counts = range(1, min(self.num_new_tokens, budget) + 1)
+        return max(1, bisect.bisect_right(counts, budget, key=self.cost))
+
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0
         the token is dropped: only the prompt was to be scored."""
@@ -141,13 +146,9 @@ class Request:
                 raise token
             self.add(*token)
         except Exception as error:
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        """End it with its own error."""
-        logger.info("request %s failed", self.request_id, exc_info=error)
-        message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        self.finish_reason, self.stop_reason = "error", message
+            logger.info("request %s failed", self.request_id, exc_info=error)
+            message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            self.finish_reason, self.stop_reason = "error", message
 
     def finish(self, reason: str, stop_reason: str | int | None = None, stop_token_id: int | None = None) -> None:
         """Finish the request. Its held-back bytes may complete a stop string, which then becomes the reason."""

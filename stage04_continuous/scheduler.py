@@ -9,14 +9,11 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple
 
 from .policies import policy_rank
 from .request import Request
-
-# A prompt token counts as this many of a step's budget if its log-probability is requested, because that takes a row of
-# logits and a look at the whole vocabulary. Measured with tinytales: as much as 8 tokens.
-SCORED = 8
 
 
 class Row(NamedTuple):
@@ -36,6 +33,9 @@ class Scheduler:
         policy: which request is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then
             arrival) or "shortest" (the shortest prompt first, with aging).
         enable_chunked_prefill: split a prompt that does not fit into the rest of a step; else it waits until it fits.
+
+    Attributes:
+        budget: how many more tokens the step that is being scheduled has room for.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         if request.rank is None:  # else it comes back, with its old rank
             request.rank = policy_rank(self.policy, request, self.num_steps), next(self._arrivals)
-        bisect.insort(self.waiting, request, key=lambda request: request.rank)
+        bisect.insort(self.waiting, request, key=attrgetter("rank"))
 
     def schedule(self) -> list[Row]:
         """The rows of the next step:
@@ -73,38 +73,29 @@ class Scheduler:
         request is admitted after it: it stays last, and never delays the tokens of others.
         """
         self.num_steps += 1
-        budget, rows = self.max_num_batched_tokens, []
+        self.budget, rows = self.max_num_batched_tokens, []
         for request in self.running:
-            rows.append(self._row(request, budget))
-            budget = self._left(rows[-1], budget)
-        while self.waiting and self._can_admit(self.waiting[0], budget):
+            rows.append(self._take(request))
+        while self.waiting and self._can_admit(self.waiting[0]):
             request = self.waiting.pop(0)
             self._admit(request)
-            rows.append(self._row(request, budget))
-            budget = self._left(rows[-1], budget)
+            rows.append(self._take(request))
         return rows
 
-    def _row(self, request: Request, budget: int) -> Row:
-        num_tokens = min(request.num_new_tokens, budget)
-        if self.enable_chunked_prefill and (scored := request.to_score(num_tokens)):
-            before = scored.start - request.num_computed_tokens  # these count once
-            num_tokens = min(num_tokens, before + max(1, (budget - before) // SCORED))
-        return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
+    def _take(self, request: Request) -> Row:
+        """As many of a request's tokens as the budget has room for. If some are left, the budget is used up."""
+        num_tokens = request.num_new_tokens
+        if self.enable_chunked_prefill:
+            num_tokens = request.num_fitting(self.budget)
+        ready = num_tokens == request.num_new_tokens
+        self.budget = self.budget - request.cost(num_tokens) if ready else 0
+        return Row(request, num_tokens, ready)
 
-    def _cost(self, request: Request, num_tokens: int) -> int:
-        """How much of a step's budget the next tokens of a request take. A prompt that can't be cut counts once."""
-        scored = request.to_score(num_tokens) if self.enable_chunked_prefill else ()
-        return num_tokens + (SCORED - 1) * len(scored)
-
-    def _left(self, row: Row, budget: int) -> int:
-        """What a row leaves of the budget: nothing if it is cut, so that it stays the last one."""
-        return budget - self._cost(row.request, row.num_tokens) if row.ready else 0
-
-    def _can_admit(self, request: Request, budget: int) -> bool:
-        """Whether a request can be admitted to a step with this token budget left."""
-        if not self.free_slots or not budget:
+    def _can_admit(self, request: Request) -> bool:
+        """Whether there are a slot and tokens for a request."""
+        if not self.free_slots or self.budget <= 0:
             return False
-        return self.enable_chunked_prefill or request.num_new_tokens <= budget
+        return self.enable_chunked_prefill or request.num_new_tokens <= self.budget
 
     def _admit(self, request: Request) -> None:
         request.slot = heapq.heappop(self.free_slots)
@@ -115,10 +106,9 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Remove a request that ended or was aborted; its slot is free at once. Removing it twice does no harm."""
-        if request.slot is not None:
+        if request in self.running:
             self.running.remove(request)
             heapq.heappush(self.free_slots, request.slot)
-            request.slot = None
         elif request in self.waiting:
             self.waiting.remove(request)
         request.rank = None

@@ -1,7 +1,8 @@
 """The input of one step, as tensors."""
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,7 +24,6 @@ class Batch:
         rows: the requests, each with the number of its tokens that the step computes.
         ready: the requests that get a token in this step.
         sampled, scored: rows of the logits: one for each of `ready`, and the rows that score a prompt.
-        tables: the blocks of each row.
         block_copies: (from, to) of the blocks to copy before the step.
     """
 
@@ -38,11 +38,16 @@ class Batch:
     ready: list[Request] = field(default_factory=list)
     sampled: Sequence[int] = ()
     scored: Sequence[tuple[Request, slice]] = ()
-    tables: Sequence[list[int]] = ()
     block_copies: Sequence[tuple[int, int]] = ()
 
     @classmethod
-    def of(cls, rows: list[Row], manager: BlockManager, block_copies: Sequence[tuple[int, int]] = ()) -> "Batch":
+    def of(
+        cls,
+        rows: list[Row],
+        manager: BlockManager,
+        device: torch.device,
+        block_copies: Sequence[tuple[int, int]] = (),
+    ) -> "Batch":
         token_ids, positions, slots, query_start_loc, seq_lens, logits_indices, ready = [], [], [], [0], [], [], []
         sampled, scored = [], []
         for request, num_tokens, is_ready in rows:
@@ -59,29 +64,21 @@ class Batch:
                 ready.append(request)
                 sampled.append(len(logits_indices))
                 logits_indices.append(len(token_ids) - 1)
-        tables = [manager.block_table(row.request) for row in rows]
+        tensor = functools.partial(torch.tensor, dtype=torch.int64, device=device)
         return cls(
-            token_ids=torch.tensor(token_ids, dtype=torch.int64, device="cpu"),
-            positions=torch.tensor(positions, dtype=torch.int64, device="cpu"),
-            slot_mapping=torch.tensor(slots, dtype=torch.int64, device="cpu"),
-            block_tables=torch.tensor(pad_tables(tables), dtype=torch.int64, device="cpu"),
-            query_start_loc=torch.tensor(query_start_loc, dtype=torch.int64, device="cpu"),
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int64, device="cpu"),
-            logits_indices=torch.tensor(logits_indices, dtype=torch.int64, device="cpu"),
+            token_ids=tensor(token_ids),
+            positions=tensor(positions),
+            slot_mapping=tensor(slots),
+            block_tables=tensor(pad_tables([manager.block_table(row.request) for row in rows])),
+            query_start_loc=tensor(query_start_loc),
+            seq_lens=tensor(seq_lens),
+            logits_indices=tensor(logits_indices),
             rows=rows,
             ready=ready,
             sampled=sampled,
             scored=scored,
-            tables=tables,
             block_copies=block_copies,
         )
-
-    def to(self, device: torch.device) -> "Batch":
-        """This batch with its tensors on a device."""
-        if device.type == "cpu":
-            return self
-        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **tensors)
 
     @property
     def num_tokens(self) -> int:
@@ -89,7 +86,7 @@ class Batch:
 
     def to_sample(self, logits: Tensor) -> Tensor:
         """The rows of the logits to sample from: [n_logits, vocab_size] -> [n_ready, vocab_size]"""
-        return logits if self.sampled == [*range(len(logits))] else logits[self.sampled]
+        return logits[self.sampled] if self.scored else logits  # else they are all of them
 
 
 def pad_tables(tables: list[list[int]]) -> list[list[int]]:

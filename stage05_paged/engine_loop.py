@@ -28,6 +28,7 @@ class EngineLoop(Worker):
         make_engine: called in the engine's thread: OpenMP keeps a pool of workers for each thread that uses it.
 
     Attributes:
+        engine: made when the constructor returns.
         callbacks: unfinished requests, each with the function that gets its updates. Callers add to it, the engine's
             thread removes.
         has_failed: whether a step has failed since a request last got a token.
@@ -36,6 +37,8 @@ class EngineLoop(Worker):
         What make_engine raises; RuntimeError in a fork of a process that has an engine.
     """
 
+    engine: Engine
+
     def __init__(self, make_engine: Callable[[], Engine]):
         super().__init__()
         self.make_engine, self.made = make_engine, queue.SimpleQueue()
@@ -43,7 +46,7 @@ class EngineLoop(Worker):
         self.has_failed = False
         try:
             self.thread.start()
-            self.engine: Engine = self.wait(self.made)
+            self.wait(self.made)
         except BaseException:  # a Ctrl-C while it loads
             self.close(abort=True)
             raise
@@ -108,7 +111,7 @@ class EngineLoop(Worker):
     def main(self) -> None:
         try:
             self.engine = self.make_engine()
-            self.made.put(self.engine)
+            self.made.put(None)
         except BaseException as error:  # the caller raises it
             self.made.put(error)
             return

@@ -48,7 +48,7 @@ class Runner:
     def forward(self, batch: Batch) -> Tensor:
         """The logits after the tokens `batch.logits_indices`: [n_logits, vocab_size] float32."""
         self.cache.copy_blocks(batch.block_copies)
-        return self.model(batch.to(self.device), self.cache)
+        return self.model(batch, self.cache)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
         """How many blocks: what the options say, or as many as can be used and fit into the free memory."""

@@ -63,7 +63,7 @@ class Engine:
         """One forward pass over the rows that the scheduler picks. Each request whose tokens are now all computed
         (it is ready) gets its next one."""
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last by rank are preempted
-        batch = Batch.of(rows, self.block_manager)
+        batch = Batch.of(rows, self.block_manager, self.runner.device)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         self.runner.score(batch, logits)
         tokens = self.runner.sample(batch, batch.to_sample(logits))
@@ -86,7 +86,7 @@ class Engine:
         are computed again."""
         self.scheduler.clear()
         for request in requests:
-            request.reset_to_waiting()
+            request.num_computed_tokens = 0
             if not request.output_token_ids:  # as if it had not been admitted yet
                 request.first_scheduled_time, request.num_cached_tokens = None, 0
             if not request.finished:

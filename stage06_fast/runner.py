@@ -72,7 +72,7 @@ class Runner:
         # As many threads as there are free cores. If there are none, all of them: the system shares out the cores.
         oversubscribed = self.waits_briefly and self.thread_limit.free < MIN_FREE_CORES
         with contextlib.nullcontext() if oversubscribed else self.thread_limit:
-            return self.model(batch.to(self.device), self.cache)
+            return self.model(batch, self.cache)
 
     def score(self, batch: Batch, logits: Tensor) -> None:
         """Give requests the log-probabilities of their prompts."""

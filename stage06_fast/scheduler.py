@@ -15,15 +15,12 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple
 
 from .block_manager import BlockManager
 from .policies import policy_rank
 from .request import Request
-
-# A prompt token counts as this many of a step's budget if its log-probability is requested, because that takes a row of
-# logits and a look at the whole vocabulary. Measured with tinytales: as much as 8 tokens.
-SCORED = 8
 
 
 class Row(NamedTuple):
@@ -44,6 +41,9 @@ class Scheduler:
         policy: which request is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then
             arrival) or "shortest" (the shortest prompt first, with aging).
         enable_chunked_prefill: split a prompt that does not fit into the rest of a step; else it waits until it fits.
+
+    Attributes:
+        budget: how many more tokens the step that is being scheduled has room for.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         if request.rank is None:  # else it comes back, with its old rank
             request.rank = policy_rank(self.policy, request, self.num_steps), next(self._arrivals)
-        bisect.insort(self.waiting, request, key=lambda request: request.rank)
+        bisect.insort(self.waiting, request, key=attrgetter("rank"))
 
     def schedule(self) -> list[Row]:
         """The rows of the next step:
@@ -85,45 +85,39 @@ class Scheduler:
         """
         self.num_steps += 1
         was_preempted = self._reserve_blocks()
-        budget, rows = self.max_num_batched_tokens, []
+        self.budget, rows = self.max_num_batched_tokens, []
         for request in self.running:
-            rows.append(self._row(request, budget))
-            budget = self._left(rows[-1], budget)
-        while self.waiting and not was_preempted and self._can_admit(self.waiting[0], budget):
+            rows.append(self._take(request))
+            self._cache_blocks(rows[-1])
+        while self.waiting and not was_preempted and self._can_admit(self.waiting[0]):
             request = self.waiting.pop(0)
             self._admit(request)
-            rows.append(self._row(request, budget))
-            budget = self._left(rows[-1], budget)
+            rows.append(self._take(request))
+            self._cache_blocks(rows[-1])
         return rows
 
-    def _row(self, request: Request, budget: int) -> Row:
-        num_tokens = min(request.num_new_tokens, budget)
-        if self.enable_chunked_prefill and (scored := request.to_score(num_tokens)):
-            before = scored.start - request.num_computed_tokens  # these count once
-            num_tokens = min(num_tokens, before + max(1, (budget - before) // SCORED))
-        # Before they are computed: another request of this very step may find them.
-        self.block_manager.cache_full_blocks(request, request.num_computed_tokens + num_tokens)
-        return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
+    def _take(self, request: Request) -> Row:
+        """As many of a request's tokens as the budget has room for. If some are left, the budget is used up."""
+        num_tokens = request.num_new_tokens
+        if self.enable_chunked_prefill:
+            num_tokens = request.num_fitting(self.budget)
+        ready = num_tokens == request.num_new_tokens
+        self.budget = self.budget - request.cost(num_tokens) if ready else 0
+        return Row(request, num_tokens, ready)
 
-    def _cost(self, request: Request, num_tokens: int) -> int:
-        """How much of a step's budget the next tokens of a request take. A prompt that can't be cut counts once."""
-        scored = request.to_score(num_tokens) if self.enable_chunked_prefill else ()
-        return num_tokens + (SCORED - 1) * len(scored)
+    def _cache_blocks(self, row: Row) -> None:
+        """Let others find the blocks that a row fills: even the next request of this very step."""
+        self.block_manager.cache_full_blocks(row.request, row.request.num_computed_tokens + row.num_tokens)
 
-    def _left(self, row: Row, budget: int) -> int:
-        """What a row leaves of the budget: nothing if it is cut, so that it stays the last one."""
-        return budget - self._cost(row.request, row.num_tokens) if row.ready else 0
-
-    def _can_admit(self, request: Request, budget: int) -> bool:
-        """Whether a request can be admitted to a step with this token budget left. If others run, it leaves them some
-        blocks to grow into: the watermark."""
-        if len(self.running) >= self.max_num_seqs or not budget:
+    def _can_admit(self, request: Request) -> bool:
+        """Whether there are tokens and blocks for a request. If others run, it leaves them some to grow into: the
+        watermark."""
+        if len(self.running) >= self.max_num_seqs or self.budget <= 0:
             return False
-        if not self.enable_chunked_prefill and request.num_new_tokens > budget:
+        if not self.enable_chunked_prefill and request.num_new_tokens > self.budget:
             return False
-        manager = self.block_manager
-        reserve = manager.watermark_blocks if self.running else 0
-        return manager.can_allocate(manager.num_blocks_to_allocate(request), reserve)
+        reserve = self.block_manager.watermark_blocks if self.running else 0
+        return self.block_manager.num_blocks_to_allocate(request) + reserve <= self.block_manager.num_free
 
     def _admit(self, request: Request) -> None:
         request.num_computed_tokens = self.block_manager.allocate(request)
@@ -136,7 +130,7 @@ class Scheduler:
     def _reserve_blocks(self) -> bool:
         """Give each running request, in the order of their ranks, a place for its last token. Returns whether a request
         had to be preempted for that."""
-        by_rank, preempted = deque(sorted(self.running, key=lambda request: request.rank)), False
+        by_rank, preempted = deque(sorted(self.running, key=attrgetter("rank"))), False
         while by_rank:
             request = by_rank.popleft()
             while not self.block_manager.can_append(request):
@@ -152,7 +146,7 @@ class Scheduler:
         self.running.remove(request)
         self.block_manager.free(request)
         request.num_preemptions += 1
-        request.reset_to_waiting()
+        request.num_computed_tokens = 0
         self.add(request)
         self.emit("preempted", request)
 

@@ -1,5 +1,6 @@
 """The input of one step, as tensors."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -26,7 +27,6 @@ class Batch:
         sampled, scored: rows of the logits: one for each of `ready`, and the rows that score a prompt.
         drafts: guesses for each request, to follow the token that it brings. They go through the model in the same
             step, and each gets a row of logits, too.
-        tables: the blocks of each row.
         block_copies: (from, to) of the blocks to copy before the step.
     """
 
@@ -42,7 +42,6 @@ class Batch:
     sampled: Sequence[int] = ()
     scored: Sequence[tuple[Request, slice]] = ()
     drafts: Mapping[Request, list[int]] = field(default_factory=dict)
-    tables: Sequence[list[int]] = ()
     block_copies: Sequence[tuple[int, int]] = ()
 
     @classmethod
@@ -50,6 +49,7 @@ class Batch:
         cls,
         rows: list[Row],
         manager: BlockManager,
+        device: torch.device,
         drafts: Mapping[Request, list[int]] = MappingProxyType({}),
         block_copies: Sequence[tuple[int, int]] = (),
     ) -> "Batch":
@@ -70,21 +70,20 @@ class Batch:
                 ready.append(request)
                 sampled.append(len(logits_indices))
                 logits_indices += range(len(token_ids) - 1 - len(draft), len(token_ids))
-        tables = [manager.block_table(row.request) for row in rows]
+        tensor = functools.partial(torch.tensor, dtype=torch.int64, device=device)
         return cls(
-            token_ids=torch.tensor(token_ids, dtype=torch.int64, device="cpu"),
-            positions=torch.tensor(positions, dtype=torch.int64, device="cpu"),
-            slot_mapping=torch.tensor(slots, dtype=torch.int64, device="cpu"),
-            block_tables=torch.tensor(pad_tables(tables), dtype=torch.int64, device="cpu"),
-            query_start_loc=torch.tensor(query_start_loc, dtype=torch.int64, device="cpu"),
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int64, device="cpu"),
-            logits_indices=torch.tensor(logits_indices, dtype=torch.int64, device="cpu"),
+            token_ids=tensor(token_ids),
+            positions=tensor(positions),
+            slot_mapping=tensor(slots),
+            block_tables=tensor(pad_tables([manager.block_table(row.request) for row in rows])),
+            query_start_loc=tensor(query_start_loc),
+            seq_lens=tensor(seq_lens),
+            logits_indices=tensor(logits_indices),
             rows=rows,
             ready=ready,
             sampled=sampled,
             scored=scored,
             drafts=drafts,
-            tables=tables,
             block_copies=block_copies,
         )
 
@@ -108,20 +107,13 @@ class Batch:
         draft = self.drafts.get(request)
         return bool(draft) and not request.finished and request.output_token_ids[-1] == draft[0]
 
-    def to(self, device: torch.device) -> "Batch":
-        """This batch with its tensors on a device."""
-        if device.type == "cpu":
-            return self
-        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **tensors)
-
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
     def to_sample(self, logits: Tensor) -> Tensor:
         """The rows of the logits to sample from: [n_logits, vocab_size] -> [n_ready, vocab_size]"""
-        return logits if self.sampled == [*range(len(logits))] else logits[self.sampled]
+        return logits[self.sampled] if self.scored or self.drafts else logits  # else they are all of them
 
 
 def pad_tables(tables: list[list[int]]) -> list[list[int]]:

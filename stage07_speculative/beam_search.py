@@ -168,7 +168,7 @@ class BeamEngine:
     def step(self) -> list[Request]:
         """One forward pass over all beams that grow, and the next generation of them."""
         rows = self.schedule()
-        batch = Batch.of(rows, self.block_manager, block_copies=self.copies)
+        batch = Batch.of(rows, self.block_manager, self.runner.device, block_copies=self.copies)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_beams, vocab_size]
         return self.commit(batch, logits)
 

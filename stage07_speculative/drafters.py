@@ -184,7 +184,7 @@ class DraftModel:
             seq_lens.append(end)
         logits_indices = [end - 1 for end in query_start_loc[1:]]
         columns = token_ids, positions, slot_mapping, tables, query_start_loc, seq_lens, logits_indices
-        tensors = (torch.tensor(column, dtype=torch.int64, device="cpu") for column in columns)
+        tensors = (torch.tensor(column, dtype=torch.int64, device=self.runner.device) for column in columns)
         logits = self.runner.forward(Batch(*tensors))  # pyright: ignore[reportArgumentType]
         for request, tokens in new.items():  # only now are they in the cache: the step might have failed
             self._slots[request].tokens += tokens

@@ -67,7 +67,7 @@ class Engine:
         it are there already, so the request gets another, and so on."""
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last by rank are preempted
         drafts = self.speculator.draft(rows)
-        batch = Batch.of(rows, self.block_manager, drafts)
+        batch = Batch.of(rows, self.block_manager, self.runner.device, drafts)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         self.runner.score(batch, logits)
         updated = []
@@ -103,7 +103,7 @@ class Engine:
         are computed again."""
         self.scheduler.clear()
         for request in requests:
-            request.reset_to_waiting()
+            request.num_computed_tokens = 0
             if not request.output_token_ids:  # as if it had not been admitted yet
                 request.first_scheduled_time, request.num_cached_tokens = None, 0
             if not request.finished:

@@ -76,7 +76,7 @@ class Runner:
         oversubscribed = self.waits_briefly and self.thread_limit.free < MIN_FREE_CORES
         with contextlib.nullcontext() if oversubscribed else self.thread_limit:
             start = time.perf_counter()
-            logits = self.model(batch.to(self.device), self.cache)
+            logits = self.model(batch, self.cache)
         if self.device.type == "cpu":
             self.last_step = batch.num_tokens, time.perf_counter() - start
         return logits

@@ -13,25 +13,11 @@ collision costs time and nothing else.
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+from .request import Request
 
 ROOT = 0  # the prefix id before the first block
-
-
-class Sequence(Protocol):
-    """What the manager reads of a sequence; any hashable object will do."""
-
-    @property
-    def token_ids(self) -> list[int]: ...
-
-    @property
-    def num_tokens(self) -> int: ...  # the length of that list, without making it
-
-    @property
-    def num_computed_tokens(self) -> int: ...
-
-    @property
-    def num_cacheable(self) -> int: ...  # leading tokens that may come from the prefix cache
 
 
 class Key(NamedTuple):
@@ -50,7 +36,7 @@ class _Table:
 
 
 class BlockManager:
-    """Blocks for sequences of tokens.
+    """Blocks for sequences of tokens: requests, and the beams of a search.
 
     A sequence gets its blocks with `allocate`, room for one more token at a time with `append`, and loses them with
     `free`. `fork` shares its blocks with another sequence, which beam search does. Before one of them writes to a
@@ -80,7 +66,7 @@ class BlockManager:
         """Free all blocks, and empty the prefix cache."""
         self.ref_counts = [0] * self.num_blocks
         self._free = OrderedDict.fromkeys(range(self.num_blocks))  # in the order in which they are taken
-        self._tables: dict[Sequence, _Table] = {}
+        self._tables: dict[Request, _Table] = {}
         self._entries: dict[Key, tuple[int, int]] = {}  # the prefix cache: -> (block, its prefix id)
         self._keys: dict[int, Key] = {}  # block -> its key in _entries
 
@@ -95,48 +81,32 @@ class BlockManager:
         return len(self._free)
 
     @property
-    def holders(self) -> set[Sequence]:
+    def holders(self) -> set[Request]:
         return set(self._tables)
-
-    def free_blocks(self) -> tuple[list[int], int]:
-        """The free blocks in the order in which they are taken, and how many of them, the last ones, are cached."""
-        return list(self._free), sum(self.ref_counts[block] == 0 for block in self._keys)
 
     @property
     def num_held(self) -> int:
         """How many blocks all sequences hold; a shared one counts once for each."""
         return sum([len(table.blocks) for table in self._tables.values()])
 
-    def sharing(self) -> dict[str, int]:
-        """How many blocks are shared, and how many more there would be if each sequence had its own."""
-        shared, num_saved = set(), self.num_held - (self.num_blocks - self.num_free)
-        if num_saved:
-            held = [block for table in self._tables.values() for block in table.blocks]
-            shared = {block for block in held if self.ref_counts[block] > 1}
-        return {"num_blocks_shared": len(shared), "num_blocks_saved": num_saved}
-
-    def block_table(self, sequence: Sequence) -> list[int]:
+    def block_table(self, sequence: Request) -> list[int]:
         """The blocks of a sequence, in order. Not a copy."""
         return self._tables[sequence].blocks
 
-    def slot_mapping(self, sequence: Sequence, start: int, end: int) -> list[int]:
+    def slot_mapping(self, sequence: Request, start: int, end: int) -> list[int]:
         """The places of the positions start to end - 1 of a sequence: block * block_size + offset in the block."""
         blocks, size = self._tables[sequence].blocks, self.block_size
         return [blocks[i // size] * size + i % size for i in range(start, end)]
 
     # --- Allocating and freeing -------------------------------------------------------------------------------------
 
-    def num_blocks_to_allocate(self, sequence: Sequence) -> int:
+    def num_blocks_to_allocate(self, sequence: Request) -> int:
         """Free blocks that a sequence would take: new ones, and cached ones that no sequence holds."""
         found = self._find_cached(sequence)
         num_new = self.num_needed(sequence.num_tokens) - len(found)
         return num_new + sum(self.ref_counts[block] == 0 for block, _ in found)
 
-    def can_allocate(self, num_blocks: int, reserve: int = 0) -> bool:
-        """Whether `num_blocks` are free without touching the reserve."""
-        return num_blocks + reserve <= self.num_free
-
-    def allocate(self, sequence: Sequence) -> int:
+    def allocate(self, sequence: Request) -> int:
         """Give a sequence blocks for all of its tokens.
 
         Returns:
@@ -151,17 +121,17 @@ class BlockManager:
         self._tables[sequence] = table
         return len(found) * self.block_size
 
-    def can_append(self, sequence: Sequence) -> bool:
+    def can_append(self, sequence: Request) -> bool:
         """Whether a sequence's last token has a place, or there is a free block for it."""
         return self.num_free > 0 or self.num_needed(sequence.num_tokens) <= len(self._tables[sequence].blocks)
 
-    def append(self, sequence: Sequence) -> None:
+    def append(self, sequence: Request) -> None:
         """Make sure that a sequence's last token has a place."""
         blocks = self._tables[sequence].blocks
         if len(blocks) < self.num_needed(sequence.num_tokens):
             blocks.append(self._pop_free())
 
-    def extend(self, sequence: Sequence, num_tokens: int) -> int:
+    def extend(self, sequence: Request, num_tokens: int) -> int:
         """Give a sequence room for up to `num_tokens` more tokens, in free blocks, without touching the reserve.
         Returns how many fit."""
         blocks, end = self._tables[sequence].blocks, sequence.num_tokens + num_tokens
@@ -169,20 +139,20 @@ class BlockManager:
             blocks.append(self._pop_free())
         return min(end, len(blocks) * self.block_size) - sequence.num_tokens
 
-    def trim(self, sequence: Sequence, num_tokens: int) -> None:
+    def trim(self, sequence: Request, num_tokens: int) -> None:
         """Take back the blocks that a sequence's first `num_tokens` tokens don't need."""
         blocks = self._tables[sequence].blocks
         while len(blocks) > self.num_needed(num_tokens):
             self._decref(blocks.pop())
 
-    def fork(self, parent: Sequence, child: Sequence) -> None:
+    def fork(self, parent: Request, child: Request) -> None:
         """Share a parent's blocks with a child that has the same tokens. Nothing is copied before a sequence writes."""
         table = self._tables[parent]
         for block in table.blocks:
             self._incref(block)
         self._tables[child] = _Table(list(table.blocks), list(table.prefix_ids))
 
-    def copy_on_write(self, sequence: Sequence) -> list[tuple[int, int]]:
+    def copy_on_write(self, sequence: Request) -> list[tuple[int, int]]:
         """Before a sequence writes to its last block: if others hold it too, give the sequence another one. Returns
         (from, to) of the blocks to copy before the step. Read all, then write: a `to` may be a `from` too."""
         blocks = self._tables[sequence].blocks
@@ -193,19 +163,18 @@ class BlockManager:
         self._decref(source)
         return [(source, target)]
 
-    def free(self, sequence: Sequence) -> None:
+    def free(self, sequence: Request) -> None:
         """Take back a sequence's blocks, the last one first, so that shared prefixes stay cached longest."""
         for block in reversed(self._tables.pop(sequence).blocks):
             self._decref(block)
 
     def _pop_free(self) -> int:
         """Take a free block: one that is not cached or, if none is left, the least recently used, which is evicted."""
-        block, _ = self._free.popitem(last=False)
+        block = next(iter(self._free))
         if block in self._keys:
             self.emit("evicted", block=block)
             self._evict(block)
-        self.emit("taken", block=block)
-        self.ref_counts[block] = 1
+        self._incref(block)
         return block
 
     def _incref(self, block: int) -> None:
@@ -224,7 +193,7 @@ class BlockManager:
 
     # --- Prefix caching ---------------------------------------------------------------------------------------------
 
-    def cache_full_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
+    def cache_full_blocks(self, sequence: Request, num_computed_tokens: int) -> None:
         """Put a sequence's full blocks into the prefix cache, even those that the coming step will fill: in each layer,
         a step writes its keys and values before it reads any."""
         table = self._tables[sequence]
@@ -241,7 +210,7 @@ class BlockManager:
                 self._next_prefix_id += 1
             table.prefix_ids.append(self._entries[key][1])
 
-    def _find_cached(self, sequence: Sequence) -> list[tuple[int, int]]:
+    def _find_cached(self, sequence: Request) -> list[tuple[int, int]]:
         """The (block, prefix id) of each leading full block that is cached and need not be computed."""
         token_ids, found, prefix_ids = sequence.token_ids, [], []
         while self.enable_prefix_caching and (len(prefix_ids) + 1) * self.block_size <= sequence.num_cacheable:

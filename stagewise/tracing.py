@@ -137,8 +137,7 @@ def look_on(llm: Any, listener: Listener) -> tuple[dict, list[dict], int]:
         engine, header = llm.engine, header_of(llm)
         paged = hasattr(engine, "block_manager")
         if paged:
-            free, num_findable = engine.block_manager.free_blocks()
-            header |= {"free": free, "num_findable": num_findable}
+            header |= free_blocks(engine.block_manager)
         known = describe([request for request in list(llm.loop.callbacks) if request.rank is not None])
         for request in engine.scheduler.running:
             where = {"num_cached_tokens": request.num_cached_tokens} if paged else {"slot": request.slot}
@@ -287,7 +286,7 @@ class Recorder:
         rows = schedule()
         if scheduler.waiting and not self._searches:
             was_preempted = any(event["kind"] == "preempted" for event in self._events[at:])
-            self.emit("refused", scheduler.waiting[0], **why_refused(scheduler, rows, was_preempted))
+            self.emit("refused", scheduler.waiting[0], **why_refused(scheduler, was_preempted))
         self.mark("build")
         return rows
 
@@ -400,7 +399,7 @@ class Recorder:
         reserved, used = engine.kv_use()
         if batch is not None:
             used += sum(row.num_tokens for row in batch.rows)  # after this step
-        return reserved, used, *(engine.block_manager.sharing().values() if self.paged else (None, None))
+        return reserved, used, *(sharing(engine.block_manager) if self.paged else (None, None))
 
     def _rows_of(self, batch: Any) -> list[RowRecord]:
         """Each row's part in a forward pass."""
@@ -410,9 +409,9 @@ class Recorder:
         if self.stage.number <= 3:
             return self._rows_of_rectangle(batch)
         rows = [row_of(r, r.num_computed_tokens, num_tokens) for r, num_tokens, _ in batch.rows]
-        for i, (row, record) in enumerate(zip(batch.rows, rows, strict=True)):
+        for row, record in zip(batch.rows, rows, strict=True):
             if self.paged:
-                record.blocks = tuple(batch.tables[i])
+                record.blocks = tuple(self.engine.block_manager.block_table(row.request))
                 record.drafts = tuple(getattr(batch, "drafts", {}).get(row.request, ()))
             else:
                 record.slot = row.request.slot
@@ -452,16 +451,25 @@ def who_is(request: Any) -> dict[str, Any]:
     return {"request_id": request.request_id, "index": index_of(request)}
 
 
-def why_refused(scheduler: Any, rows: list[Any], was_preempted: bool) -> dict:
-    """Why the first in the queue was not admitted to a step with these rows."""
-    head, left = scheduler.waiting[0], scheduler.max_num_batched_tokens
-    for row in rows:
-        left = scheduler._left(row, left)
+def free_blocks(manager: Any) -> dict[str, Any]:
+    """The free blocks in the order in which they are taken, and how many of them, the last ones, can be found."""
+    return {"free": list(manager._free), "num_findable": sum(block in manager._keys for block in manager._free)}
+
+
+def sharing(manager: Any) -> tuple[int, int]:
+    """How many blocks are shared, and how many more there would be if each sequence had its own."""
+    num_shared = sum(count > 1 for count in manager.ref_counts)
+    return num_shared, manager.num_held - (manager.num_blocks - manager.num_free)
+
+
+def why_refused(scheduler: Any, was_preempted: bool) -> dict:
+    """Why the first in the queue was not admitted to the step that was just scheduled."""
+    head, left = scheduler.waiting[0], scheduler.budget
     if was_preempted:
         return {"reason": "preempted"}
     if len(scheduler.running) >= scheduler.max_num_seqs:
         return {"reason": "running", "most": scheduler.max_num_seqs}
-    if not left:
+    if left <= 0:
         return {"reason": "budget"}
     if not scheduler.enable_chunked_prefill and head.num_new_tokens > left:
         return {"reason": "whole", "needed": head.num_new_tokens, "left": left}

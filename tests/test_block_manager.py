@@ -76,7 +76,7 @@ class Memory(RuleBasedStateMachine):
     def arrive(self, token_ids, part):
         sequence = Sequence(token_ids)
         needed, free = -(-len(token_ids) // self.size), self.manager.num_free
-        if not self.manager.can_allocate(self.manager.num_blocks_to_allocate(sequence), self.manager.watermark_blocks):
+        if self.manager.num_blocks_to_allocate(sequence) > self.manager.num_free:
             assert needed > free, "there are blocks, hit or not"
             return
         num_cached = self.manager.allocate(sequence)
@@ -318,10 +318,6 @@ def test_the_watermark_is_for_those_that_run(stage):
     manager = stage.part("block_manager").BlockManager(10, 2, watermark=0.2)
     assert [manager.num_blocks_to_allocate(Sequence(range(n))) for n in (16, 17)] == [8, 9]
     assert manager.watermark_blocks == stage.part("block_manager").BlockManager(200, 2).watermark_blocks == 2
-    assert manager.can_allocate(8, manager.watermark_blocks)
-    assert not manager.can_allocate(9, manager.watermark_blocks)
-    assert manager.can_allocate(10)
-    assert not manager.can_allocate(11)
     sequence, _ = allocate(manager, list(range(18)))
     sequence.token_ids.append(0)
     assert manager.can_append(sequence)

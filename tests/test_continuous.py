@@ -157,7 +157,8 @@ class FakeRequest:
         self.num_new_tokens = self.num_tokens = prompt_len
         self.slot, self.state = None, None
         self.token_ids, self.rank, self.index, self.first_scheduled_time = self.prompt_token_ids, None, 0, None
-        self.num_cacheable, self.to_score = prompt_len - 1, lambda num_tokens: range(0)
+        self.num_cacheable, self.cost = prompt_len - 1, lambda num_tokens: num_tokens
+        self.num_fitting = lambda budget: min(prompt_len, budget)
 
 
 def order_of_admission(stage, requests, policy, arrive_every=0):

@@ -256,7 +256,7 @@ def test_what_is_said_of_an_error(stage):
     """A ValueError is a sentence for users; any other error is shown with its name."""
     for error, said in ((ValueError("too long"), "too long"), (KeyError("x"), "KeyError: 'x'")):
         request = stage.engine().inputs.request([1, 2], stage.SamplingParams())
-        request.fail(error)
+        request.add_or_fail(error)
         assert (request.finish_reason, request.stop_reason) == ("error", said)
 
 

@@ -558,14 +558,14 @@ def test_how_many_tokens_may_be_found(stage, num_scored, expected):
     assert request.num_cacheable == expected
 
 
-def test_a_batch_goes_to_another_device(stage):
-    batch = stage.part("batch").Batch(*(torch.tensor([i]) for i in range(7)), tables=[[3]])
-    assert batch.to(torch.device("cpu")) is batch
-    moved = vars(batch.to(torch.device("meta")))
-    assert {value.device.type for value in moved.values() if isinstance(value, torch.Tensor)} == {"meta"}
-    assert {name for name, value in moved.items() if value is not getattr(batch, name)} == {
-        name for name, value in vars(batch).items() if isinstance(value, torch.Tensor)
-    }
+def test_a_batch_is_made_on_its_device(stage):
+    manager = stage.part("block_manager").BlockManager(2, 4)
+    request = stage.make_request(stage.SamplingParams(), [1, 2])
+    manager.allocate(request)
+    rows = [stage.part("scheduler").Row(request, 2, True)]
+    batch = stage.part("batch").Batch.of(rows, manager, torch.device("meta"))
+    tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
+    assert [(tensor.device.type, tensor.dtype) for tensor in tensors] == [("meta", torch.int64)] * 7
 
 
 def test_what_starts_over_after_a_step_that_failed(stage, small_checkpoint):
@@ -578,7 +578,7 @@ def test_what_starts_over_after_a_step_that_failed(stage, small_checkpoint):
     begun, new = llm.unfinished["begun"], llm.unfinished["new"]
     admitted, new[0].num_cached_tokens = begun[0].first_scheduled_time, 1
     begun[1].finish("length")
-    new[2].fail(ValueError())
+    new[2].add_or_fail(ValueError())
     llm.engine.restart([*begun, *new])
     assert llm.engine.scheduler.waiting == [begun[0], begun[2], new[0], new[1]]
     assert [one.num_computed_tokens for one in llm.engine.scheduler.waiting] == [0] * 4

@@ -269,8 +269,8 @@ def test_no_object_is_made_in_a_step(stage, small_checkpoint, monkeypatch):
 
 def test_a_scored_token_counts_as_several_in_the_budget(stage, small_checkpoint, reference):
     """The rows of each step: a prompt of 40 tokens, and a plain one of 17 that gets what is left of the budget."""
-    SCORED = stage.part("scheduler").SCORED
-    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=3 * SCORED + 2)
+    SCORED = stage.part("scoring").SCORED
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=3 * SCORED)
     scheduler, steps = llm.engine.scheduler, []
     schedule = scheduler.schedule
     scheduler.schedule = lambda: steps.append(schedule()) or steps[-1]
@@ -285,7 +285,7 @@ def test_a_scored_prompt_that_may_not_be_cut(stage, small_checkpoint, reference)
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=48, enable_chunked_prefill=False)
     for output in llm.generate(PROMPTS, stage.SamplingParams(max_tokens=1, prompt_logprobs=1)):
         check(output, reference, 1)
-    assert llm.stats.num_forwards == 2
+    assert llm.stats.num_forwards == 3  # 1, 2 and 17 tokens, of which 17 are scored; then 40; then 5
 
 
 def test_the_command_line(stage, tmp_path):

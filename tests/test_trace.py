@@ -10,6 +10,7 @@ import stagewise
 from stagewise import tracing
 from stagewise.replay.state import states
 from stagewise.trace_file import Trace, check_step, lines_of, whole_step
+from stagewise.tracing import free_blocks
 from tests.adapter import STAGES, random_prompts, unfinished
 from tools.engines import traced
 
@@ -226,7 +227,7 @@ def test_why_a_request_waits(stage, small_checkpoint):
 def check_free_blocks(llm):
     """The free list that follows from the events is the manager's."""
     *_, state = states(Trace("made", llm.trace_header, list(lines_of(llm.traced))[1:]))
-    assert (state.free, state.num_findable) == llm.engine.block_manager.free_blocks()
+    assert {"free": state.free, "num_findable": state.num_findable} == free_blocks(llm.engine.block_manager)
 
 
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
@@ -239,7 +240,7 @@ def test_what_happens_to_blocks(stage, small_checkpoint):
     llm.generate([prompt], greedy)
     assert [event["num_cached_tokens"] for event in events(llm.trace, "admitted")] == [0, 12]
     assert not events(llm.trace, "evicted")
-    free, num_findable = llm.engine.block_manager.free_blocks()
+    free, num_findable = free_blocks(llm.engine.block_manager).values()
     assert num_findable
     num_steps = len(llm.trace)
     llm.generate([other], greedy)

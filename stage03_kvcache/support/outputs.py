@@ -56,11 +56,11 @@ class CompletionOutput:
     stop_reason: str | int | None
 
     @classmethod
-    def of(cls, request: Any, index: int = 0) -> "CompletionOutput":
+    def of(cls, request: Any) -> "CompletionOutput":
         has_logprobs = request.params.logprobs is not None
         chosen = zip(request.output_token_ids, request.logprobs, strict=False)
         return cls(
-            index=index,
+            index=0,
             text=request.text.text,
             token_ids=list(request.output_token_ids),
             cumulative_logprob=sum((entry[i].logprob for i, entry in chosen), 0.0) if has_logprobs else None,
