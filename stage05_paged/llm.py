@@ -43,13 +43,13 @@ class LLM(LLMBase):
         config = EngineConfig(model, **options)
         self.loop = EngineLoop(lambda: Engine(config))
         self.engine, self.inputs = self.loop.engine, InputProcessor(self.loop.engine, Request)
-        self.beams = BeamEngine(self.engine)
+        self.beams, self.aborting = BeamEngine(self.engine), False
         weakref.finalize(self, self.loop.close, abort=True)  # a dropped LLM closes its engine
 
     def close(self, *, abort: bool = False) -> None:
         """Accept no more requests, finish the unfinished ones (or abort them), and end the engine's thread. Blocks
-        until then, and until running beam searches are done. Not needed: an LLM that is dropped, or a program that
-        ends, aborts its requests."""
+        until then. Not needed: an LLM that is dropped, or a program that ends, aborts its requests."""
+        self.aborting |= abort  # a running beam search looks at it
         self.loop.close(abort=abort)
         self.loop.thread.join()
 
@@ -141,7 +141,7 @@ class LLM(LLMBase):
         searches = make_searches(self.engine, requests, beam_width, length_penalty, early_stopping)
         has_left = threading.Event()
         try:
-            self.loop.call(lambda: self.beams.run(searches, has_left.is_set))
+            self.loop.call(lambda: self.beams.run(searches, lambda: has_left.is_set() or self.aborting))
         finally:  # after a Ctrl-C the engine's thread need not finish them
             has_left.set()
         return [search.output() for search in searches]

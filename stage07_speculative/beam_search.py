@@ -58,9 +58,6 @@ class BeamSearch:
         """Replace the beams by their best continuations, or by none if the search is done. Returns the parent of each.
 
         logits: [n_beams, vocab_size] float32, of all beams
-
-        Raises:
-            ValueError: the logits are not finite.
         """
         so_far = torch.tensor(self.logprobs, dtype=torch.float32, device=logits.device)
         logprobs = logits.log_softmax(dim=-1) + so_far[:, None]  # [n_beams, vocab_size]
@@ -69,7 +66,9 @@ class BeamSearch:
         count = min(max(2, 1 + len(end_tokens)) * self.beam_width, logprobs.numel())
         best, indices = logprobs.flatten().topk(count)
         if best.isnan().any():
-            raise ValueError(NOT_FINITE)
+            self.request.add_or_fail(ValueError(NOT_FINITE))
+            self.beams = self.logprobs = []
+            return []
         length = len(self.beams[0].output_token_ids) + 1
         parents, children, values = [], [], []
         for rank, (logprob, index) in enumerate(zip(best.tolist(), indices.tolist(), strict=True)):
@@ -93,7 +92,9 @@ class BeamSearch:
         return parents
 
     def output(self) -> RequestOutput:
-        """The result of a search that is done."""
+        """The result of a search that is done, was aborted or failed."""
+        if self.request.finished:
+            return RequestOutput.of([self.request])
         completions = [self.request.completion(index) for index in range(len(self.finished))]
         for completion, (_, _, token_ids) in zip(completions, self.finished, strict=True):
             for token_id in token_ids:
@@ -152,18 +153,20 @@ class BeamEngine:
         self.engine, self.waiting, self.active = engine, [], []
         self.copies: list[tuple[int, int]] = []  # (from, to) of the blocks to copy before the step
 
-    def run(self, searches: list[BeamSearch], has_left: Callable[[], bool]) -> None:
-        """Run all searches until they are done. Stop if their caller has left."""
+    def run(self, searches: list[BeamSearch], is_over: Callable[[], bool]) -> None:
+        """Run all searches until they are done. Once `is_over`, abort the others."""
         for request in list(self.scheduler.running):
             self.scheduler.preempt(request)
         self.waiting, self.active = searches[::-1], []
         try:
-            while (self.waiting or self.active) and not has_left():
+            while (self.waiting or self.active) and not is_over():
                 self.step()
         finally:
             if self.waiting or self.active:  # it ended early: only beams hold blocks, and the last step may have failed
                 self.block_manager.clear()
-        self.engine.stats.num_requests += sum(search.done for search in searches)
+        for search in [*self.waiting, *self.active]:
+            search.request.finish("abort")
+        self.engine.stats.num_requests += sum(not search.request.finished for search in searches)
 
     def step(self) -> list[Request]:
         """One forward pass over all beams that grow, and the next generation of them."""

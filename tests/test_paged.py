@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import random
+import threading
 
 import pytest
 import torch
@@ -795,12 +796,46 @@ def test_bad_beam_search(stage, small_checkpoint, arguments, says):
 
 
 @about_beams
-def test_logits_that_are_not_finite_end_a_beam_search(stage, small_checkpoint, monkeypatch):
-    llm = engine(stage, small_checkpoint)
-    forward = llm.engine.runner.forward
-    monkeypatch.setattr(llm.engine.runner, "forward", lambda batch: forward(batch) * math.nan)
-    with pytest.raises(ValueError, match="logits are not finite"):
-        llm.beam_search([[1, 2]], 2, 5)
+@pytest.mark.parametrize("at", [0, 2])
+def test_logits_that_are_not_finite_end_one_beam_search(stage, small_checkpoint, monkeypatch, at):
+    """And no other: in its first step, or when it has several beams."""
+    llm, prompts = engine(stage, small_checkpoint), random_prompts(211, [2, 5, 9])
+    expected = [[c.token_ids for c in output.outputs] for output in llm.beam_search(prompts, 2, 5)]
+    forward, num_done = llm.engine.runner.forward, llm.stats.num_requests
+
+    def damaged(batch):
+        logits = forward(batch)
+        bad = [i for i, beam in enumerate(batch.ready) if beam.request_id == "4" and len(beam.output_token_ids) == at]
+        logits[bad] = math.nan
+        return logits
+
+    monkeypatch.setattr(llm.engine.runner, "forward", damaged)
+    first, failed, last = llm.beam_search(prompts, 2, 5)
+    assert [[c.token_ids for c in output.outputs] for output in (first, last)] == expected[::2]
+    (completion,) = failed.outputs
+    assert (completion.finish_reason, completion.token_ids) == ("error", [])
+    assert "logits are not finite" in completion.stop_reason
+    assert llm.stats.num_requests == num_done + 2
+    llm.engine.scheduler.check_integrity()
+
+
+@about_beams
+def test_closing_an_engine_aborts_a_beam_search(stage, small_checkpoint, monkeypatch):
+    """The search ends after the step in which the engine is closed, and its caller learns that it was aborted."""
+    llm, closing, num_steps = engine(stage, small_checkpoint), threading.Event(), []
+    loop_close, step = llm.loop.close, llm.beams.step
+
+    def watched():
+        num_steps.append(1)
+        threading.Thread(target=llm.close, kwargs={"abort": True}).start()
+        assert closing.wait(60)
+        return step()
+
+    monkeypatch.setattr(llm.beams, "step", watched)
+    monkeypatch.setattr(llm.loop, "close", lambda **how: (loop_close(**how), closing.set()))
+    (output,) = llm.beam_search([[1, 2]], 2, 40)
+    assert [completion.finish_reason for completion in output.outputs] == ["abort"]
+    assert num_steps == [1]
 
 
 @about_beams
