@@ -79,17 +79,6 @@ def test_it_is_compiled_once(compiler, tmp_path, monkeypatch):
     assert len(list(first.parent.glob("*.so"))) == len(list(first.parent.iterdir())) == 3  # and nothing else
 
 
-@pytest.mark.parametrize("left", [0, 100, -100, None], ids=["empty", "a hundred bytes", "most of it", "junk"])
-def test_a_damaged_library(stage, compiler, left):
-    """It is compiled again: loading part of a library would end the process with SIGBUS, at every start."""
-    library = compiler.compile_kernel()
-    whole = library.read_bytes()
-    library.write_bytes(b"junk" * 9999 if left is None else whole[:left])
-    again = compiler.compile_kernel()
-    assert again.read_bytes() == whole
-    load(stage)
-
-
 def test_a_cache_that_is_only_read(compiler, monkeypatch):
     """As in an image with the kernels in it: nothing is written where the library is there already."""
     library = compiler.compile_kernel()
@@ -98,8 +87,7 @@ def test_a_cache_that_is_only_read(compiler, monkeypatch):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(compiler.os, "access", lambda path, mode: not mode & os.W_OK)
-    for name in ("utime", "replace"):
-        monkeypatch.setattr(compiler.os, name, read_only)
+    monkeypatch.setattr(compiler.Path, "replace", read_only)
     assert compiler.compile_kernel() == library
 
 
@@ -198,7 +186,7 @@ def test_where_the_cache_is(compiler, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "kernel.c"]
 
 
-@pytest.mark.parametrize(("owner", "call"), [("tempfile", "mkdtemp"), ("Path", "write_bytes"), ("os", "replace")])
+@pytest.mark.parametrize(("owner", "call"), [("tempfile", "mkdtemp"), ("shutil", "copy"), ("Path", "replace")])
 def test_a_full_disk(stage, compiler, monkeypatch, owner, call):
     """A library that can't be stored is used by this process alone."""
     owner, kernel_cache = getattr(compiler, owner), compiler.cache_directory()
@@ -285,7 +273,7 @@ def test_a_compiler_that_hangs(compiler, tmp_path, script):
     """Itself, or what it has started and left behind."""
     program, started = write_compiler(tmp_path / "cc", script), time.monotonic()
     with pytest.raises(RuntimeError, match=r"cc did not finish within 2 seconds"):
-        compiler.run([program], [program, "--version"], seconds=2)
+        compiler.run([program, "--version"], seconds=2)
     assert time.monotonic() - started < LIMIT
 
 

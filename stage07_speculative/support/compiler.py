@@ -4,6 +4,7 @@ Their threads are torch's own: the library is linked to the OpenMP runtime that 
 would bring a second set of threads, and the two would compete for the cores in every layer.
 """
 
+import atexit
 import functools
 import hashlib
 import logging
@@ -14,7 +15,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -36,34 +37,26 @@ def compile_kernel() -> Path:
     flags, link = [*FLAGS, *openmp_flags(version, runtime)], ["-shared", str(runtime), "-lm"]
     key = [*(source.read_text(encoding="utf-8") for source in SOURCES), *compiler, *flags, *link, version, cpu()]
     key += [*platform.libc_ver(), torch.__version__]
-    name, directory = f"kernels-{digest(os.fsencode(chr(0).join(key)))}", cache_directory()
-    for kept in directory.glob(f"{name}-*.so"):
-        if kept.stem == f"{name}-{digest(kept.read_bytes())}":  # else it is damaged: loading it would end the process
-            return kept
-    with tempfile.TemporaryDirectory(prefix="stagewise-") as scratch:
+    name = f"kernels-{hashlib.sha256(os.fsencode(chr(0).join(key))).hexdigest()[:20]}.so"
+    directory = cache_directory()
+    if (kept := directory / name).exists():
+        return kept
+    with tempfile.TemporaryDirectory(prefix="stagewise-") as scratch, ThreadPoolExecutor() as pool:
         sources = [source for source in SOURCES if source.suffix == ".c"]
         objects = [f"{scratch}/{source.stem}.o" for source in sources]
-        run(*([*compiler, *flags, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)))
-        run([*compiler, *objects, *link, "-o", f"{scratch}/kernels.so"])
-        library = Path(scratch, "kernels.so").read_bytes()
-    name += f"-{digest(library)}.so"
-    try:
-        return keep(library, directory / name)
-    except OSError:  # a full disk, for example: keep it for this process only
-        return keep(library, temporary_directory() / name)
+        commands = ([*compiler, *flags, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True))
+        list(pool.map(run, commands))
+        run([*compiler, *objects, *link, "-o", f"{scratch}/{name}"])
+        try:
+            return keep(Path(scratch, name), directory)
+        except OSError:  # a full disk, for example: keep it for this process only
+            return keep(Path(scratch, name), temporary_directory())
 
 
-def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:20]
-
-
-def keep(library: bytes, path: Path) -> Path:
-    """Write a library. It gets its name when all of it is there, because other processes may write and load it now."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        part = Path(scratch, path.name)
-        part.write_bytes(library)
-        os.replace(part, path)
-    return path
+def keep(library: Path, directory: Path) -> Path:
+    """Copy a library. It gets its name when all of it is there, because other processes may write and load it now."""
+    with tempfile.TemporaryDirectory(dir=directory) as part:
+        return Path(shutil.copy(library, part)).replace(directory / library.name)
 
 
 def cache_directory() -> Path:
@@ -87,13 +80,11 @@ def cache_directory() -> Path:
 
 
 @functools.cache
-def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="stagewise-")
-
-
 def temporary_directory() -> Path:
     """Removed at the end of the process."""
-    return Path(_temporary_directory().name)
+    directory = tempfile.mkdtemp(prefix="stagewise-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Path(directory)
 
 
 # --- The compiler -----------------------------------------------------------------------------------------------------
@@ -114,34 +105,21 @@ def find_compiler() -> list[str]:
     raise RuntimeError("there is no C compiler (cc, gcc, clang)")
 
 
-def run(*commands: list[str], seconds: float = 300) -> str:
-    """Run commands in parallel. Returns what the last one prints.
-
-    Raises RuntimeError, in one line, if one of them fails or takes too long.
-    """
-    processes, program, end = list[subprocess.Popen[str]](), commands[0][0], time.monotonic() + seconds
-    nothing, pipe = subprocess.DEVNULL, subprocess.PIPE
+def run(command: list[str], seconds: float = 300) -> str:
+    """What a command prints. Raises RuntimeError, in one line, if it fails or takes too long."""
+    compiler, nothing = f"the C compiler {command[0]}", subprocess.DEVNULL
     try:
-        for command in commands:
-            process = subprocess.Popen(
-                command, stdin=nothing, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace"
-            )
-            processes.append(process)
-        said = [process.communicate(timeout=max(0, end - time.monotonic())) for process in processes]
+        done = subprocess.run(
+            command, stdin=nothing, capture_output=True, timeout=seconds, encoding="utf-8", errors="replace"
+        )
     except OSError as error:
-        raise RuntimeError(f"the C compiler {program} does not run: {error.strerror}") from None
+        raise RuntimeError(f"{compiler} does not run: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"the C compiler {program} did not finish within {seconds} seconds") from None
-    finally:
-        for process in processes:  # the ones still running
-            process.kill()
-            process.wait()
-    for process, (_, errors) in zip(processes, said, strict=True):
-        if process.returncode:
-            lines = errors.strip().splitlines() or [f"no message (status {process.returncode})"]
-            reason = next((line for line in lines if "error" in line), lines[0])
-            raise RuntimeError(f"the C compiler {program} fails: {reason[:300]}")
-    return said[-1][0]
+        raise RuntimeError(f"{compiler} did not finish within {seconds} seconds") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"no message (status {done.returncode})"]
+        raise RuntimeError(f"{compiler} fails: {next((line for line in lines if 'error' in line), lines[0])[:300]}")
+    return done.stdout
 
 
 def openmp_runtime() -> Path | None:
