@@ -91,6 +91,20 @@ def test_none_overtakes_the_head_of_the_line(policy):
     assert all(run.admitted[one] > 4 for one in others)
 
 
+def test_an_admission_leaves_the_watermark():
+    """Two blocks of ten, unless nobody runs."""
+    run = Run(10, watermark=0.2)
+    alone = run.add(10, max_tokens=1)
+    run.go()
+    first, fits, too_large = (run.add(blocks, max_tokens=1) for blocks in (2, 6, 9))
+    run.go(3)
+    assert run.admitted == {alone: 0, first: 1, fits: 1, too_large: 2}
+    run.add(2, max_tokens=1)
+    too_large = run.add(7, max_tokens=1)
+    run.go(2)
+    assert run.admitted[too_large] == 5
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nobody_starves(policy):
     """Small requests keep coming, faster than they end, and there would always be room for one of them."""

@@ -281,6 +281,19 @@ def test_a_scored_token_counts_as_several_in_the_budget(stage, small_checkpoint,
     assert [[row.num_tokens for row in rows] for rows in steps] == [[3]] * 13 + [[1, 17]]
 
 
+def test_how_many_tokens_fit(stage):
+    """Of ten, the last is not scored. At least one, so that no request waits forever."""
+    SCORED, budgets = stage.part("scoring").SCORED, (1, 8, 15, 16, 72, 73, 99)
+    assert SCORED == 8
+    asked = stage.SamplingParams(prompt_logprobs=0)
+    plain, scored = (stage.make_request(params, range(10)) for params in (stage.SamplingParams(), asked))
+    assert [plain.num_fitting(budget) for budget in budgets] == [1, 8, *[10] * 5]
+    assert [scored.num_fitting(budget) for budget in budgets] == [1, 1, 1, 2, 9, 10, 10]
+    scored.prompt_logprobs.num_scored, scored.num_computed_tokens = 7, 7
+    assert [scored.num_fitting(budget) for budget in budgets] == [1, 1, 1, 2, 3, 3, 3]
+    assert [scored.cost(num_tokens) for num_tokens in (1, 2, 3)] == [8, 16, 17]
+
+
 def test_a_scored_prompt_that_may_not_be_cut(stage, small_checkpoint, reference):
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=48, enable_chunked_prefill=False)
     for output in llm.generate(PROMPTS, stage.SamplingParams(max_tokens=1, prompt_logprobs=1)):
