@@ -44,10 +44,8 @@ def test_ratios_are_those_of_a_round():
     """B takes half as long as A, whatever the host does in a round."""
 
     class Half:
-        tokens = []
-
         def __init__(self, own, log):
-            self.own, self.log = own, log
+            self.own, self.log, self.tokens = own, log, []
 
         def run(self):
             self.log.append(self)
