@@ -141,8 +141,10 @@ class Request:
 
     def num_fitting(self, budget: int) -> int:
         """How many of the next tokens fit into what is left of a step's budget; at least one, so that it goes on."""
-        counts = range(1, min(self.num_new_tokens, budget) + 1)
-        return max(1, bisect.bisect_right(counts, budget, key=self.cost))
+        num_tokens = min(self.num_new_tokens, budget)
+        if self.prompt_logprobs is None:
+            return num_tokens
+        return max(1, bisect.bisect_right(range(1, num_tokens + 1), budget, key=self.cost))
 
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0
