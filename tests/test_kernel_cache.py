@@ -79,6 +79,17 @@ def test_it_is_compiled_once(compiler, tmp_path, monkeypatch):
     assert len(list(first.parent.glob("*.so"))) == len(list(first.parent.iterdir())) == 3  # and nothing else
 
 
+@pytest.mark.parametrize("left", [0, 100, -100, None], ids=["empty", "a hundred bytes", "most of it", "junk"])
+def test_a_damaged_library(stage, compiler, left):
+    """It is compiled again: loading part of a library would end the process with SIGBUS, at every start."""
+    library = compiler.compile_kernel()
+    whole = library.read_bytes()
+    library.write_bytes(b"junk" * 9999 if left is None else whole[:left])
+    again = compiler.compile_kernel()
+    assert again.read_bytes() == whole
+    load(stage)
+
+
 def test_a_cache_that_is_only_read(compiler, monkeypatch):
     """As in an image with the kernels in it: nothing is written where the library is there already."""
     library = compiler.compile_kernel()

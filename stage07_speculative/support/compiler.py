@@ -37,20 +37,26 @@ def compile_kernel() -> Path:
     flags, link = [*FLAGS, *openmp_flags(version, runtime)], ["-shared", str(runtime), "-lm"]
     key = [*(source.read_text(encoding="utf-8") for source in SOURCES), *compiler, *flags, *link, version, cpu()]
     key += [*platform.libc_ver(), torch.__version__]
-    name = f"kernels-{hashlib.sha256(os.fsencode(chr(0).join(key))).hexdigest()[:20]}.so"
-    directory = cache_directory()
-    if (kept := directory / name).exists():
-        return kept
+    name, directory = f"kernels-{digest(os.fsencode(chr(0).join(key)))}", cache_directory()
+    for kept in directory.glob(f"{name}-*.so"):
+        if kept.stem == f"{name}-{digest(kept.read_bytes())}":  # else it is damaged: loading it would end the process
+            return kept
     with tempfile.TemporaryDirectory(prefix="stagewise-") as scratch, ThreadPoolExecutor() as pool:
         sources = [source for source in SOURCES if source.suffix == ".c"]
         objects = [f"{scratch}/{source.stem}.o" for source in sources]
         commands = ([*compiler, *flags, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True))
         list(pool.map(run, commands))
-        run([*compiler, *objects, *link, "-o", f"{scratch}/{name}"])
+        run([*compiler, *objects, *link, "-o", f"{scratch}/kernels.so"])
+        library = Path(scratch, "kernels.so")
+        library = library.rename(library.with_name(f"{name}-{digest(library.read_bytes())}.so"))
         try:
-            return keep(Path(scratch, name), directory)
+            return keep(library, directory)
         except OSError:  # a full disk, for example: keep it for this process only
-            return keep(Path(scratch, name), temporary_directory())
+            return keep(library, temporary_directory())
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]
 
 
 def keep(library: Path, directory: Path) -> Path:
