@@ -13,7 +13,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     Size: h11 keeps at most 16 kB of an incomplete head, and parses one request at a time; while that is answered,
     nothing more is read. uvicorn pauses reading at 64 kB of a body, and pauses the answer at 64 kB that the client has
-    not read.
+    not read. (uvicorn's other parser, httptools, keeps headers and pipelined requests without a limit.)
 
     Number: when there are too many, the one that has waited longest for its client is closed.
 
