@@ -100,8 +100,8 @@ def table(result: dict) -> str:
         size = getattr(torch, name).itemsize
         rows = []
         for n in SHOWN:
-            seconds = [median(way[str(n)]) for way in ways.values()]
-            cells = [f"{NUMBERS * size / s / 1e9:.1f}, {2 * NUMBERS * n / s / 1e9:,.0f}" for s in seconds]
+            seconds = [median(way[str(n)] or [0]) for way in ways.values()]
+            cells = [f"{NUMBERS * size / s / 1e9:.1f}, {2 * NUMBERS * n / s / 1e9:,.0f}" if s else "" for s in seconds]
             rows.append([str(n), *cells])
         tables.append(grid([f"{name}: rows", *ways], rows, left=()))
     read = f"GB/s of weights read, and GFLOP/s, of {NUMBERS / 1e6:.0f} million weights"

@@ -5,11 +5,14 @@
 
 A README (or another page in the root, in a folder of the root, or in a package of stagewise) names a result and the
 tables that it wants in a comment, `<!-- throughput: bench/results/ladder.json speed work -->`. With a number behind
-them, such as `speed work 2`, they end with that stage. `--write` fills in everything between that line and
-`<!-- end -->`. It also redraws the pictures of results (PICTURES) and the race.
+them, such as `speed work 2`, they end with that stage. `sentence` is what the last stage gains, in words. `--write`
+fills in everything between that line and `<!-- end -->`. It also redraws the pictures (PICTURES) and the race.
 `<!-- comparison: FILE FILE … -->` puts several results into one table. Any other word, as in `<!-- linear: FILE -->`,
 names the module of this package that measured the result and whose `table` shows it. A word after the file, such as
 `brief`, says which part of it.
+
+A page shows no time whose rounds are more than a quarter apart: other programs used the machine. The row or cell is
+missing until it is measured again. Tables that show the range of the rounds keep theirs.
 """
 
 import argparse
@@ -25,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import plots, race
-from bench.run import check_outputs, command, grid, in_rounds, is_busy
+from bench.run import FAR, apart, check_outputs, command, grid, in_rounds, is_busy, steady
 from bench.workloads import SAMPLING
 from stagewise.console import reason
 
@@ -33,10 +36,9 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench/results"
 # Each picture in the READMEs: the module and function of this package that draw it, and the results that it shows.
 PICTURES = {
-    "tail": "plots ladder tail",
     "mixed": "plots ladder mixed",
     "serving": "serving plot serving",
-    "speculative": "speculative plot speculative-float32",
+    "speculative": "speculative plot speculative-bfloat16",
     "quality-histogram": "quality draw_histogram",
 }
 BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -192,6 +194,17 @@ def table(result: dict, name: str) -> str:
     return grid(list(cells), [[value or "" for value in row] for row in rows], left)
 
 
+def sentence(result: dict) -> str:
+    """What the last stage gains, in words."""
+    before, last = [row for row in result["summary"] if row["engine"].startswith("stage")][-2:]
+    return (
+        f"On an {result['machine']['device']}, {plots.stage_name(before['engine'])} serves {result['requests']} "
+        f"{result['workload']} requests with {result['model'].replace('gpt2', 'GPT-2')} in {result['dtype']} at "
+        f"{before['tokens_per_second']:.0f} tokens a second, and {plots.stage_name(last['engine'])} at "
+        f"{last['tokens_per_second']:.0f}."
+    )
+
+
 def caption(result: dict) -> str:
     """What the numbers describe: the requests, the model, the machine, and the command that measures them."""
     machine, what = result["machine"], "1 request" if result["requests"] == 1 else f"{result['requests']} requests"
@@ -219,11 +232,12 @@ def caption(result: dict) -> str:
     return "".join(sentences) + f"`{result['command']}`"
 
 
-def seconds_of(result: dict) -> list[list[float]]:
-    """The seconds of the runs, a list for each engine."""
+def seconds_of(result: dict, engine: str | None = None) -> list[list[float]]:
+    """The seconds of the runs, a list for each engine, or for one."""
     seconds: dict[str, list[float]] = {}
     for run in result["runs"]:
-        seconds.setdefault(run["engine"], []).append(run["seconds"])
+        if engine in (None, run["engine"]):
+            seconds.setdefault(run["engine"], []).append(run["seconds"])
     return list(seconds.values())
 
 
@@ -250,6 +264,12 @@ def up_to(result: dict, stage: int | None = None) -> dict:
     return result | {name: [row for row in result[name] if row["engine"] < after] for name in ("summary", "runs")}
 
 
+def steady_engines(result: dict) -> dict:
+    """A result without the engines whose rounds are more than FAR apart."""
+    steady = [row["engine"] for row in result["summary"] if (apart(seconds_of(result, row["engine"])) or 0) <= FAR]
+    return result | {name: [row for row in result[name] if row["engine"] in steady] for name in ("summary", "runs")}
+
+
 def comparison(results: list[dict]) -> str:
     """Several results in one table, a row each: every engine's tok/s, the last stage against the best other engine (the
     ratio of their medians, and the lowest and highest ratio of a round), and the last stage's share of the limit."""
@@ -264,11 +284,11 @@ def comparison(results: list[dict]) -> str:
         speeds = {engine: row["tokens_per_second"] for engine, row in rows.items()}
         best = max((engine for engine in speeds if engine != last), key=lambda engine: speeds[engine])
         rounds = round_ratios(*([run for run in result["runs"] if run["engine"] == name] for name in (last, best)))
-        spread = f"{min(rounds):.2f} to {max(rounds):.2f}" if len(rounds) > 1 else "one round"
+        spread = f" ({min(rounds):.2f} to {max(rounds):.2f})" if len(rounds) > 1 else ""
         other = "" if result["model"] == results[0]["model"] else f", `{result['model']}`"
         told = [result["workload"] + other, result["dtype"], sampled(result)][: len(kinds)]
         told += [f"{speeds[engine]:,.1f}" if engine in speeds else "" for engine in engines]
-        lines.append([*told, f"{speeds[last] / speeds[best]:.2f} × ({spread})", f"{rows[last]['limit_share']:.0%}"])
+        lines.append([*told, f"{speeds[last] / speeds[best]:.2f} ×{spread}", f"{rows[last]['limit_share']:.0%}"])
     machine = results[0]["machine"]
     packages = {
         name: version for result in results for own in result["versions"].values() for name, version in own.items()
@@ -308,12 +328,17 @@ def with_tables(readme: str) -> str:
         results = [json.loads(read_result_text(path)) for path in paths.split()]
         if kind == "throughput":
             words = names.split()
-            last = [int(word) for word in words if word.isdecimal()]
-            text = tables(up_to(results[0], *last), tuple(word for word in words if not word.isdecimal()))
+            result = up_to(results[0], *(int(word) for word in words if word.isdecimal()))
+            shown = steady_engines(result)
+            if words == ["sentence"]:
+                return f"{begin}\n{sentence(shown)}\n\n{end}"
+            own = [table(result if word == "work" else shown, word) for word in words if not word.isdecimal()]
+            text = "\n\n".join([*own, caption(shown)])
         elif kind == "comparison":
             text = comparison(results)
         else:
-            text = importlib.import_module(f"bench.{kind}").table(*results, *names.split())
+            shown = results if kind == "attention" else map(steady, results)  # attention's table shows the ranges
+            text = importlib.import_module(f"bench.{kind}").table(*shown, *names.split())
         return f"{begin}\n{text}\n\n{end}"
 
     return BLOCK.sub(fill, readme)
@@ -328,7 +353,7 @@ def picture(name: str) -> plots.Picture:
     """One of PICTURES, drawn from the committed results."""
     module, function, *results = PICTURES[name].split()
     read = (json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8")) for result in results)
-    return getattr(importlib.import_module(f"bench.{module}"), function)(*read)
+    return getattr(importlib.import_module(f"bench.{module}"), function)(*map(steady, read))
 
 
 def write_readmes() -> None:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 CLOSE = 0.1  # how far apart rounds may be
+FAR = 0.25  # how far apart those of a figure in a page may be
 
 
 class Failure(Exception):
@@ -58,6 +59,15 @@ def apart(figures: Iterable[list[float]]) -> float | None:
     """How far apart the rounds of a figure are, at most: 0.1 if the largest is a tenth more than the smallest. None if
     no figure has several rounds."""
     return max((max(own) / min(own) - 1 for own in figures if len(own) > 1 and min(own) > 0), default=None)
+
+
+def steady(found: Any, inside: bool = False) -> Any:
+    """A result for a page: rounds that are more than FAR apart are left out, so their figure is an empty list."""
+    if isinstance(found, dict):
+        return {key: steady(value, inside or key == "rounds") for key, value in found.items()}
+    if isinstance(found, list) and inside:
+        return found if (apart([found]) or 0) <= FAR else []
+    return [steady(value) for value in found] if isinstance(found, list) else found
 
 
 def in_rounds(figures: Iterable[list[float]], spread: bool = True) -> str:

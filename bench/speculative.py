@@ -235,7 +235,7 @@ def table(result: dict, part: str = "all") -> str:
         for count in counts:
             cell = cells.get((text, engine, count))
             speed = f"{cell['speed']:,.0f} tok/s" if cell and engine == "stage 6" else ""
-            row.append("" if cell is None else speed or f"{median(cell['rounds']):.2f} ×")
+            row.append(speed or (f"{median(cell['rounds']):.2f} ×" if cell and cell["rounds"] else ""))
         one = cells.get((text, engine, counts[0]), {})
         row += [f"{one['rate']:.0%}", f"{one['a_step']:.1f}", f"{one['refused']:.2f}"] if "rate" in one else [""] * 3
         rows.append(row)
@@ -256,7 +256,7 @@ def table(result: dict, part: str = "all") -> str:
 def plot(result: dict) -> plots.Picture:
     """The gain by the number of guesses, measured and predicted, and by the number of requests."""
     picture = plots.Picture(figsize=(10.5, 4.3))
-    cells = [cell for cell in result["cells"] if cell["text"] == "tales"]
+    cells = [cell for cell in result["cells"] if cell["text"] == "tales" and cell["rounds"]]
     left, right = picture.subplots(1, 2)
     counts = sorted({cell["count"] for cell in cells})
     for count, color, marker in zip(counts, (plots.BLUE, plots.ORANGE, plots.PURPLE), ("o", "s", "^"), strict=False):

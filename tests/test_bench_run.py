@@ -28,6 +28,13 @@ def test_how_far_rounds_are_apart():
     assert run.in_rounds([[4.0]]) == "one run each"
 
 
+def test_a_page_shows_no_figure_whose_rounds_are_far_apart():
+    close, far = [1.0, 1.2, 1.25], [1.0, 1.2, 1.3]
+    result = {"rounds": {"a": {"1": close, "2": far}}, "cells": [{"rounds": far, "speed": 2.0}], "speeds": far}
+    shown = {"rounds": {"a": {"1": close, "2": []}}, "cells": [{"rounds": [], "speed": 2.0}], "speeds": far}
+    assert run.steady(result) == shown
+
+
 def rounds_of(*figures):
     def measure(args):
         return {"rounds": {"a": list(figures)[: args.repeat]}}
