@@ -1,0 +1,123 @@
+"""Pytest's outcome for a learner: how many tests pass; of the first one that fails, its rule, its case, what was
+expected, and the line of the learner's file."""
+
+import inspect
+import linecache
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SECONDS = 60  # that one test may take; a right answer takes at most five
+WIDTH = 300  # of a value that is shown
+
+
+@dataclass(eq=False)  # plugins are hashed
+class Report:
+    """A plugin of pytest.
+
+    Attributes:
+        work: the learner's file, or the folder that contains the learner's files.
+        state: "passed", "failing", "not started" or, if the check itself failed, "not checked".
+        message: about the first test that failed.
+        num_passed, num_tests: of all tests.
+    """
+
+    work: Path
+    state: str = "not checked"
+    message: str = ""
+    num_passed: int = 0
+    num_tests: int = 0
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.num_tests = len(items)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.message = f"the check itself failed: {report.longreprtext}"
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo):
+        report = yield
+        self.num_passed += report.when == "call" and report.passed
+        if report.failed and not self.message:
+            self.message = self._told(item, call.excinfo)
+        return report
+
+    def pytest_sessionfinish(self) -> None:
+        if self.num_tests and self.num_passed == self.num_tests:
+            self.state = "passed"
+        elif self.state == "not checked" and self.num_tests and self.message:
+            self.state = "failing"
+
+    def _told(self, item: pytest.Item, error: pytest.ExceptionInfo) -> str:
+        """What failed, the case, the error, and where."""
+        own = [(Path(entry.path), entry.lineno + 1) for entry in error.traceback if self._is_own(Path(entry.path))]
+        if isinstance(error.value, SyntaxError) and error.value.filename and self._is_own(Path(error.value.filename)):
+            own = [(Path(error.value.filename), error.value.lineno or 1)]
+        if error.errisinstance(NotImplementedError) and own and not self.num_passed:
+            self.state = "not started"
+            return f"{own[-1][0].name} still raises NotImplementedError, at line {own[-1][1]}"
+        lines = [rule(item), *case(item), *said(error)]
+        if own:
+            path, line = own[-1]
+            lines.append(f"{path.name}, line {line}: {linecache.getline(str(path), line).strip()}")
+        test = next((e for e in reversed(error.traceback) if Path(e.path) == item.path), None)
+        lines.append(f"{item.path.name}, line {test.lineno + 1}" if test else item.path.name)
+        return "\n".join(lines)
+
+    def _is_own(self, path: Path) -> bool:
+        return path == self.work or self.work in path.parents
+
+
+def rule(item: pytest.Item) -> str:
+    """What a test is about: the id of its case, or its docstring's first line, or its name."""
+    if hasattr(item, "callspec") and not item.callspec.id[:1].isdecimal():
+        return item.callspec.id
+    function = getattr(item, "function", None)
+    return (inspect.getdoc(function) or item.name.removeprefix("test_").replace("_", " ")).split("\n")[0]
+
+
+def case(item: pytest.Item) -> list[str]:
+    """The values of a test's parameters."""
+    values = (
+        {name: value for name, value in item.callspec.params.items() if name != "expected"}
+        if hasattr(item, "callspec")
+        else {}
+    )
+    return [", ".join(f"{name} = {shown(value)}" for name, value in values.items())] if values else []
+
+
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= WIDTH else f"{text[:WIDTH]} …"
+
+
+def said(error: pytest.ExceptionInfo) -> list[str]:
+    """The lines of an error's message: of an assertion, its words and what was compared."""
+    lines = [line.removeprefix("assert ").strip() for line in str(error.value).split("\n")]
+    lines = [line if len(line) <= WIDTH else f"{line[:WIDTH]} …" for line in lines if line]
+    if error.errisinstance(AssertionError):
+        return [line for line in lines if line != "it is as expected"][:8]
+    return [f"{error.typename}: {lines[0]}" if lines else error.typename, *lines[1:8]]
+
+
+def run(
+    arguments: Sequence[str | Path], work: Path, *, first: bool = False, show: bool = True, seconds: float = SECONDS
+) -> Report:
+    """Run these tests in this process.
+
+    arguments: for pytest.
+    work: the file or folder under test.
+    first: stop at the first failure.
+    show: show what the answer prints.
+    seconds: that a test may take.
+    """
+    report = Report(work)
+    flags = ["-o", "addopts=", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={seconds}"]
+    flags += ["--maxfail=1"] * first + ["--capture=no"] * show + [f"--rootdir={Path(__file__).parents[1]}"]
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+    pytest.main([*flags, *map(str, arguments)], plugins=[report])
+    return report
