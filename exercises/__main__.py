@@ -1,31 +1,41 @@
-"""The course's exercises: list them, grade answers, and show your progress.
+"""The course's exercises: list them, check answers, and show your progress.
 
 python -m exercises                 # list them all, with your progress
-python -m exercises check 2.3       # grade one, several, or `all`
+python -m exercises check 2.3       # check one, several, `all`, or `capstone`
 python -m exercises hint 2.3        # the next hint
 python -m exercises reveal 2.3      # a solution, after at least one attempt
 python -m exercises time 6.2        # how fast a C answer is, compared with torch
 python -m exercises predict 2       # stage 2's experiment: you predict, it runs, and both are compared
 python -m exercises start 1         # a skeleton for your own engine, in mine/
 python -m exercises engine          # check that engine
-python -m exercises grade FOLDER…   # for a class: grade the answers in these folders from the files alone, as a table
+python -m exercises grade FOLDER…   # for a class: check the answers in these folders from the files alone, as a table
 """
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Callable
 
 from stagewise.console import reason
 
-from . import child, predict
-from .catalogue import Exercise, Grade, exercises, grade, prepare_streams, progress, read_progress
+from .catalogue import FOLDER, exercises, read_progress, record
+
+CAPSTONE = FOLDER / "capstone" / "llama.py"
+OWN = {  # these parse their own flags; imported late, because most of them import torch
+    "predict": "predict",
+    "start": "skeletons",
+    "engine": "milestones",
+    "grade": "marks",
+    "time": "timing",
+}
 
 
 def show_all() -> int:
     """A line for each exercise, and how many are passed."""
-    records = read_progress()
-    stage = ""
+    from . import predict
+
+    records, stage = read_progress(), ""
     for number, exercise in exercises().items():
         if exercise.text.parent.name != stage:
             stage = exercise.text.parent.name
@@ -36,58 +46,60 @@ def show_all() -> int:
         state = records.get(number, {}).get("state", "not started")
         mark = {"passed": "✓", "failing": "✗"}.get(state, " ")
         print(f"  {mark} {number:4} {exercise.title:48} {exercise.minutes:3} min   {state}")
-    passed = sum(records.get(number, {}).get("state") == "passed" for number in exercises())
-    print(
-        f"\n{passed} of {len(exercises())} passed. The texts are in exercises/stage…/; begin with exercises/README.md."
-    )
-    print("Your own engine: exercises/engine.md, and `python -m exercises engine`.")
+    print(f"\n{progress()}")
+    print("Begin with exercises/README.md. Your own engine: exercises/engine.md, and `python -m exercises engine`.")
     return 0
 
 
+def progress() -> str:
+    """How many exercises are passed, and the next one."""
+    records = read_progress()
+    left = [exercise for number, exercise in exercises().items() if records.get(number, {}).get("state") != "passed"]
+    text = f"{len(exercises()) - len(left)} of {len(exercises())} passed."
+    if left:
+        text += f" Next: {left[0].number} {left[0].title} ({left[0].minutes} minutes), {shown(left[0].text)}"
+    return text
+
+
+def shown(path: object) -> str:
+    return os.path.relpath(str(path))
+
+
 def check(numbers: list[str]) -> int:
-    """Grade exercises and record it."""
+    """Check exercises and record it."""
+    from . import report
+
     failed = 0
     for number in exercises() if numbers == ["all"] else numbers:
-        exercise = exercises()[number]
-        result = grade(exercise)
+        exercise = exercises().get(number)
+        work = exercise.work if exercise else CAPSTONE
+        name = f"{number} {exercise.title}" if exercise else "capstone"
+        test = exercise.test if exercise else CAPSTONE.with_name("test_llama.py")
+        result = report.run([test], work)
+        how_far = f", {result.num_passed} of {result.num_tests} tests pass" if result.state == "failing" else ""
+        print(f"{name}: {result.state}{how_far}")
+        print("".join(f"  {line}\n" for line in result.message.splitlines()), end="")
         failed += result.state != "passed"
-        try:
-            with progress(number) as record:
-                graded = result.state != "not checked"
-                if graded and record.get("state") != "passed":  # a passed exercise may be tried again
-                    record["state"] = result.state
-                record["attempts"] = record.get("attempts", 0) + (graded and result.state != "not started")
-        finally:  # printed even if it can't be recorded
-            tell(exercise, result)
+        if result.state == "not checked":
+            continue
+        if result.state == "not started":
+            print(f"  read {shown(exercise.text if exercise else FOLDER / 'capstone' / 'README.md')}, then edit {shown(work)}")
+        kept = read_progress().get(number, {})
+        state = "passed" if kept.get("state") == "passed" else result.state  # a passed exercise may be tried again
+        record(number, state=state, attempts=kept.get("attempts", 0) + (result.state != "not started"))
+    print(progress())
     return 1 if failed else 0
-
-
-def tell(exercise: Exercise, result: Grade) -> None:
-    """The outcome of a check."""
-    name = f"{exercise.number} {exercise.title}"
-    if result.state == "passed":
-        print(f"{name}: passed, {result.seconds:.1f} s")
-        return
-    how_far = f"; {result.num_passed} of {result.num_tests} tests pass" if result.num_tests else ""
-    test = f" ({result.test})" if result.test else ""
-    print(f"{name}: {result.state}{test}{how_far}")
-    print(result.message)  # verbatim: code to paste must start at the left margin
-    if result.state == "not started":
-        text = exercise.text.relative_to(exercise.text.parents[2])
-        print(f"read {text}, then edit {exercise.work.name} next to it")
 
 
 def hint(number: str) -> int:
     """The next hint; once all have been shown, all of them again."""
-    exercise = exercises()[number]
-    with progress(number) as record:
-        shown = record.get("hints", 0)
-        record["hints"] = min(shown + 1, len(exercise.hints))
-    if shown >= len(exercise.hints):
-        print(f"These are all {len(exercise.hints)} hints; `python -m exercises reveal {number}` shows a solution.")
-    for i, (title, text) in enumerate(exercise.hints[: shown + 1], start=1):
-        if i == shown + 1 or shown >= len(exercise.hints):
-            print(f"hint {i} of {len(exercise.hints)}: {title}\n{text}")
+    hints, given = exercises()[number].hints, read_progress().get(number, {}).get("hints", 0)
+    record(number, hints=min(given + 1, len(hints)))
+    if given >= len(hints):
+        print(f"These are all {len(hints)} hints; `python -m exercises reveal {number}` shows a solution.")
+    for i, (title, text) in enumerate(hints, start=1):
+        if i == given + 1 or given >= len(hints):
+            print(f"hint {i} of {len(hints)}: {title}\n{text}")
     return 0
 
 
@@ -103,102 +115,51 @@ def reveal(number: str) -> int:
     return 0
 
 
-def start(argv: list[str]) -> int:
-    """Put the skeleton of a milestone into a directory."""
-    from . import skeletons  # imported late, like the next: they import torch
-
-    return skeletons.main(argv)
-
-
-def engine(argv: list[str]) -> int:
-    """Run the milestones on an engine."""
-    from .milestones import run
-
-    return run.main(argv)
-
-
-def time_it(argv: list[str]) -> int:
-    """How fast a C answer is."""
-    from . import timing
-
-    return timing.main(argv)
-
-
-def grade_class(argv: list[str]) -> int:
-    """Grade the answers of a class and write a table."""
-    from . import marks
-
-    return marks.main(argv)
-
-
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    own = {
-        "predict": predict.main,
-        "start": start,
-        "engine": engine,
-        "grade": grade_class,
-        "time": time_it,
-    }  # these parse their own flags
-    if argv[:1] and argv[0] in own:
-        return guarded(lambda: own[argv[0]](argv[1:]))
+    if argv[:1] and argv[0] in OWN:
+        return guarded(lambda: importlib.import_module(f"exercises.{OWN[argv[0]]}").main(argv[1:]))
     parser = argparse.ArgumentParser(
         prog="python -m exercises", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    actions = ("list", "check", "hint", "reveal", *own)
-    parser.add_argument("action", choices=actions, nargs="?", default="list")
+    parser.add_argument("action", choices=("list", "check", "hint", "reveal", *OWN), nargs="?", default="list")
     parser.add_argument("numbers", nargs="*", metavar="N.M")
     args = parser.parse_args(argv)
     if args.action == "list" and args.numbers:
         parser.error("list takes no exercise: it shows all of them")
     if args.action != "list" and not args.numbers:
         parser.error(f"which one? For example: {args.action} {next(iter(exercises()))}")
-    if unknown := [n for n in args.numbers if n not in exercises() and not (n == "all" and args.action == "check")]:
+    others = ("all", "capstone") if args.action == "check" else ()
+    if unknown := [number for number in args.numbers if number not in (*exercises(), *others)]:
         parser.error(f"there is no exercise {unknown[0]!r}; `python -m exercises` lists them")
     if args.action in ("hint", "reveal") and len(args.numbers) > 1:
         parser.error(f"{args.action} takes one exercise")
-    return guarded(lambda: run(args.action, args.numbers))
+    if args.action == "list":
+        return guarded(show_all)
+    if args.action == "check":
+        return guarded(lambda: check(args.numbers))
+    return guarded(lambda: {"hint": hint, "reveal": reveal}[args.action](args.numbers[0]))
 
 
 def guarded(command: Callable[[], int]) -> int:
     """A command's exit status; an error is one line."""
-    prepare_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a ✓ that stdout's encoding lacks must not end the program
+            stream.reconfigure(errors="backslashreplace")
     try:
-        return command()
+        status = command()
+        sys.stdout.flush()
+        return status
     except BrokenPipeError:  # the reader of stdout has gone: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError) as error:
         print(f"exercises: {reason(error)}", file=sys.stderr)
-        return 2
-    except child.CheckFailed as error:
-        print(f"exercises: the check itself failed: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
 
 
-def write_out(status: int) -> int:
-    """Flush stdout, or say why it failed; at the interpreter's exit it would be a traceback."""
-    try:
-        if sys.stdout is not None:  # it was closed from the beginning
-            sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            return status or 1
-        print(f"exercises: {reason(error)}", file=sys.stderr)
-        return 2
-    return status
-
-
-def run(action: str, numbers: list[str]) -> int:
-    if action == "list":
-        return show_all()
-    if action == "check":
-        return check(numbers)
-    return {"hint": hint, "reveal": reveal}[action](numbers[0])
-
-
 if __name__ == "__main__":
-    sys.exit(write_out(main()))
+    sys.exit(main())

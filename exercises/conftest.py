@@ -1,4 +1,4 @@
-"""`pytest exercises/stage2/test_2_3_waste.py` checks the file that a learner fills in, or another one: `--answer FILE`."""
+"""`pytest exercises/stage2/test_2_3_waste.py` checks the file that a learner fills in, or another: `--answer FILE`."""
 
 import importlib.util
 import sys

@@ -1,8 +1,8 @@
 """The experiments of `python -m exercises predict`: questions about each stage, what is run, and the explanation.
 
 A result is a count, which is the same on every machine, or a ratio of two times from one run. No result is hard-coded:
-each is computed from what the engines have just done, and so is its explanation. The arguments of a `run` are what
-`--with` may change; the tests use them to make the models small.
+each is computed from what the engines have just done, and so is its explanation. The tests use the arguments of a `run`
+to make the models small.
 """
 
 import contextlib
@@ -37,8 +37,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """One stage's experiment. `name` is what `predict` takes; `seconds` is roughly how long it takes on two cores;
-    `change` lists what to change for a different result: (what `--with` takes, what happens then)."""
+    """One stage's experiment. `name` is what `predict` takes; `seconds` is roughly how long it takes on two cores."""
 
     name: str
     stage: int
@@ -46,7 +45,6 @@ class Experiment:
     setting: str
     questions: tuple[Question, ...]
     seconds: int
-    change: tuple[tuple[str, str], ...]
     run: Callable[..., Outcome]
 
 
@@ -492,10 +490,6 @@ EXPERIMENTS = (
             Question("How many times as long does the 200th token take as the first?", "time", "times as long"),
         ),
         20,
-        (
-            ("tokens=1000", "arithmetic becomes nearly all of the last pass: the two answers get closer"),
-            ("prompt=100", "then the first pass waits for its arithmetic too"),
-        ),
         last_token,
     ),
     Experiment(
@@ -509,10 +503,6 @@ EXPERIMENTS = (
             Question("What share of the padding belongs to rows that have ended?", "of which ended rows", "%"),
         ),
         20,
-        (
-            ("slots=2", "four batches of two: each waits only for the longer of its two tales"),
-            ("tokens=30", "few tales end that early, so few rows have ended: most of the padding is on the left"),
-        ),
         padding,
     ),
     Experiment(
@@ -526,13 +516,6 @@ EXPERIMENTS = (
             Question("How many times as fast is it?", "time", "times as fast"),
         ),
         20,
-        (
-            (
-                "batch=1",
-                "fewer places in each pass: reading the weights takes a larger share, and the cache gains less",
-            ),
-            ("tokens=32", "the longer the output, the more the cache saves"),
-        ),
         cached,
     ),
     Experiment(
@@ -548,16 +531,6 @@ EXPERIMENTS = (
             ),
         ),
         20,
-        (
-            (
-                "slots=16",
-                "every tale has a slot and there is nothing to schedule: both take as long as the longest tale",
-            ),
-            (
-                "each=1",
-                "the queue is empty sooner, and then slots stay empty for just as long: the gain is smaller, or zero",
-            ),
-        ),
         passes,
     ),
     Experiment(
@@ -572,10 +545,6 @@ EXPERIMENTS = (
             Question("How many times is a request preempted, to be computed again later?", "preempted", "times"),
         ),
         10,
-        (
-            ("slots=21", "no more than fit up to their ends: none is preempted, but compare the passes"),
-            ("blocks=384", "room for all of them"),
-        ),
         crowd,
     ),
     Experiment(
@@ -594,10 +563,6 @@ EXPERIMENTS = (
             Question("After how many tokens has packing the weights paid for itself?", "packing pays", "tokens"),
         ),
         20,
-        (
-            ("model=tinytales", "a small model stays in the CPU's cache, so this limit does not apply"),
-            ("model=gpt2-medium", "three times the weights: what happens to both answers? (about 3 GB of memory)"),
-        ),
         packed,
     ),
     Experiment(
@@ -615,10 +580,6 @@ EXPERIMENTS = (
             Question("And in stage 6, which has its own?", "stage 6", "of six"),
         ),
         60,
-        (
-            ("dtype=bfloat16", "three digits instead of seven: where stage 5's numbers change, so may its tokens"),
-            ("model=tinytales", "other sizes, other shapes: does torch choose differently?"),
-        ),
         same_bits,
     ),
     Experiment(
@@ -638,11 +599,6 @@ EXPERIMENTS = (
             Question("And if the draft model draws with separate random numbers?", "own numbers", "passes"),
         ),
         10,
-        (
-            ("guesses=8", "twice as many guesses: how many of them still count?"),
-            ("temperature=2", "more tokens are likely: which of the two does that hurt?"),
-            ("drafter=ngram", "prompt lookup draws nothing, so both are equal; what can it find in a tale?"),
-        ),
         guessed,
     ),
     Experiment(
@@ -658,11 +614,6 @@ EXPERIMENTS = (
             Question("And a step of 32 requests?", "32 requests", "times"),
         ),
         20,
-        (
-            ("dtype=bfloat16", "compared with half the bytes, what is left to gain?"),
-            ("requests=128", "arithmetic is nearly all of it: how many products can your CPU compute at once?"),
-            ("model=tinytales", "a small model stays in the CPU's cache"),
-        ),
         quartered,
     ),
     Experiment(
@@ -684,13 +635,6 @@ EXPERIMENTS = (
             ),
         ),
         20,
-        (
-            ("tokens=20", "short texts have less time to differ; does the share of places change?"),
-            (
-                "dtype=bfloat16",
-                "compared with weights rounded to bfloat16: which of the two is further from float32?",
-            ),
-        ),
         rounding,
     ),
 )

@@ -35,8 +35,7 @@ def own_progress(tmp_path, monkeypatch):
 @pytest.fixture
 def one(monkeypatch):
     """An experiment that takes no time, as stage 1's."""
-    change = (("slots=8", "twice as many"),)
-    experiment = Experiment("1", 1, "Slots", "The setting.", QUESTIONS, 1, change, a_run)
+    experiment = Experiment("1", 1, "Slots", "The setting.", QUESTIONS, 1, a_run)
     monkeypatch.setattr(predict, "EXPERIMENTS", (experiment,))
     return experiment
 
@@ -69,34 +68,17 @@ def test_a_prediction_is_asked_for_and_compared(capsys, one, monkeypatch):
     for words in (
         "How many passes?",
         "your prediction (times): ",
-        "4 passes, 3 times",
         "too low by a factor of 2",
         "too high by a factor of 2",
         "Because of 4 slots of gpt2.",
-        "predict 1 --with slots=8",
-        "twice as many",
     ):
         assert words in out
     assert record()["predictions"] == [4.0, 3.0]
     assert record()["results"] == [8.0, 1.5]
-    assert record()["predicted_at"] <= record()["compared_at"]
 
 
-def test_after_it_was_compared_it_stays(capsys, one):
-    assert run(capsys, "1", "--say", "4", "3")[0] == 0
-    before = catalogue.PROGRESS.read_bytes()
-    status, out, err = run(capsys, "1", "--say", "8", "1.5")
-    assert (status, out) == (2, "")
-    assert "was compared already, so it stays: 4 passes, 3 times" in err
-    assert err.count("\n") == 1
-    status, out, _ = run(capsys, "1")  # without asking: it is known
-    assert status == 0
-    assert "too low by a factor of 2" in out
-    assert catalogue.PROGRESS.read_bytes() == before
-
-
-def test_a_prediction_may_change_until_it_is_compared(capsys, one, monkeypatch):
-    """And an experiment that was interrupted has lost nothing."""
+def test_an_interrupted_experiment_keeps_the_prediction(capsys, one, monkeypatch):
+    """The next prediction replaces it."""
 
     def interrupted(slots: int = 4) -> Outcome:
         raise KeyboardInterrupt
@@ -105,29 +87,10 @@ def test_a_prediction_may_change_until_it_is_compared(capsys, one, monkeypatch):
     object.__setattr__(one, "run", interrupted)
     status, _, err = run(capsys, "1", "--say", "4", "3")
     assert (status, err) == (130, "interrupted\n")
-    assert record()["predictions"] == [4.0, 3.0]
-    assert "results" not in record()
-    assert run(capsys, "1", "--say", "5", "3")[0] == 130
-    assert record()["predictions"] == [5.0, 3.0]
+    assert record() == {"predictions": [4.0, 3.0], "results": []}
     object.__setattr__(one, "run", whole)
-    answer(monkeypatch, None)  # nothing is asked
-    status, out, _ = run(capsys, "1")
-    assert status == 0
-    assert "5 passes, 3 times" in out
-    assert record()["results"] == [8.0, 1.5]
-
-
-def test_a_changed_experiment_comes_after_the_comparison(capsys, one):
-    status, _, err = run(capsys, "1", "--with", "slots=8")
-    assert status == 2
-    assert "no prediction has been compared yet" in err
-    assert run(capsys, "1", "--say", "4", "3")[0] == 0
-    before = catalogue.PROGRESS.read_bytes()
-    status, out, _ = run(capsys, "1", "--with", "slots=8", "model=gpt2-xl")
-    assert status == 0
-    assert "passes                         8          16 passes" in out
-    assert "Because of 8 slots of gpt2-xl." in out
-    assert catalogue.PROGRESS.read_bytes() == before
+    assert run(capsys, "1", "--say", "5", "3")[0] == 0
+    assert record() == {"predictions": [5.0, 3.0], "results": [8.0, 1.5]}
 
 
 def test_lists_show_what_was_said_and_what_came(capsys, one):
@@ -167,11 +130,6 @@ def test_the_factor_between_them(said, came, words):
         (["1", "--say", "4", "3", "2"], "got 3"),
         (["9"], "invalid choice"),
         (["--say", "4"], "for which experiment?"),
-        (["1", "--say", "4", "--with", "slots=8"], "one at a time"),
-        (["1", "--with", "width=8"], "NAME is one of slots, model; got 'width=8'"),
-        (["1", "--with", "slots"], "got 'slots'"),
-        (["1", "--with", "slots=0"], "--with slots= takes a whole number of 1 or more, got '0'"),
-        (["1", "--with", "slots=x"], "got 'x'"),
     ],
 )
 def test_bad_input_is_one_line(capsys, one, arguments, words):
@@ -210,33 +168,6 @@ def test_an_experiment_without_memory_is_one_line(capsys, one):
     assert "your prediction is kept: can't allocate memory" in err
     assert err.count("\n") == 1
     assert record()["predictions"] == [4.0, 3.0]
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        {"predictions": "x", "predicted_at": "now"},
-        {"predictions": ["x"], "predicted_at": "now"},
-        {"predictions": [1.0, 2.0]},
-        {"predictions": [1.0, 2.0], "predicted_at": 5},
-        {"predictions": [1.0, 2.0], "predicted_at": "now", "compared_at": "now"},
-    ],
-)
-def test_damaged_predictions_are_copied_aside(capsys, one, damaged):
-    catalogue.PROGRESS.write_text(json.dumps({"1.1": {"attempts": 1}, "predict 1": damaged}))
-    status, out, err = run(capsys)
-    assert status == 0
-    assert "is damaged (not valid records: predict 1); 1 of its records are kept" in err
-    assert "not predicted" in out
-
-
-def test_predictions_of_another_edition_are_made_again(capsys, one):
-    """The experiment now asks for something else than when the prediction was made."""
-    old = {"predictions": [1.0], "predicted_at": "then", "results": [2.0], "compared_at": "then"}
-    catalogue.PROGRESS.write_text(json.dumps({"predict 1": old}))
-    assert "not predicted" in run(capsys)[1]
-    assert run(capsys, "1", "--say", "4", "3")[0] == 0
-    assert record()["results"] == [8.0, 1.5]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
@@ -287,10 +218,6 @@ def test_there_is_one_for_each_stage():
     for experiment in EXPERIMENTS:
         assert 1 <= len(experiment.questions) <= 2
         assert experiment.seconds <= 60
-        known = inspect.signature(experiment.run).parameters
-        assert all(setting.partition("=")[0] in known for setting, _ in experiment.change)
-        for setting, _ in experiment.change:
-            predict.parse_changes(experiment, [setting])
 
 
 def test_the_last_token(small):
