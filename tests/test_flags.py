@@ -197,7 +197,6 @@ def test_a_path_that_is_wrong_is_a_sentence(tmp_path, capsys):
         (main, [*before, path, *after], path, says) for path, says in kinds.items() for main, before, after in reads
     ]
     cases += [(main, [*before, path], path, "") for path in (below, folder) for main, before in writes]
-    cases.append((exercises.main, ["grade", folder, "--table", below.with_suffix(".csv")], below.parent, "directory"))
     cases.append((exercises.main, ["start", "1", "--directory", below], below.parent, "exists"))
     for main, arguments, path, says in cases:
         try:
