@@ -34,7 +34,9 @@ def newest(folder: Path) -> dict[str, Path]:
     files = [path for path in folder.rglob("*") if path.is_file() and not {"solutions", ".venv"} & set(path.parts)]
     files.sort(key=lambda path: path.stat().st_mtime)
     found = {path.name: path for path in files}
-    answers = {number: found[exercise.work.name] for number, exercise in exercises().items() if exercise.work.name in found}
+    answers = {
+        number: found[exercise.work.name] for number, exercise in exercises().items() if exercise.work.name in found
+    }
     answers |= {f"milestone-{read_record(path.parent)[0]}": path.parent for path in files if path.name == RECORD}
     capstone = found.get(CAPSTONE.name)
     return answers | ({"capstone": capstone} if capstone and capstone.read_bytes() != CAPSTONE.read_bytes() else {})

@@ -31,27 +31,26 @@ class Decoder:
         return self.model(token_ids, positions, visible, self.cache)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) -----------------------------------------
 
-PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
-    ("a stale position", "len(prompt) + len(outputs) - 1)", "len(prompt))", "is stale"),
-    ("a position behind", "len(prompt) + len(outputs) - 1)", "len(prompt) + len(outputs) - 2)", "comes after the prompt"),
-    ("no offset in the mask", "j <= before + i", "j <= i", "the mask forgets the cache"),
-    ("no causality in a chunk", "j <= before + i", "True", "must not look ahead"),
-    ("the cache of the call before", "        self.cache = []  # of this sequence alone\n", "", "left over from the first call"),
+    ("a stale position", "len(prompt) + len(outputs) - 1)", "len(prompt))", "The position goes up by one each step, and the first new"),
+    ("a position behind", "len(prompt) + len(outputs) - 1)", "len(prompt) + len(outputs) - 2)", "The position goes up by one each step, and the first new"),
+    ("no offset in the mask", "j <= before + i", "j <= i", "row i of the mask belongs to column len(cache) + i: it sees the whole cache"),
+    ("no causality in a chunk", "j <= before + i", "True", "within a chunk a token must not look ahead"),
+    ("the cache of the call before", "        self.cache = []  # of this sequence alone\n", "", "the same prompt again: each call begins with an empty cache"),
     ("computes the prompt again", "        for start in range(0, len(prompt), chunk):\n            token = self.forward(prompt[start : start + chunk], start)\n",
      "        for start in range(0, len(prompt), chunk):\n            self.cache.clear()\n            token = self.forward(prompt[: start + chunk], 0)\n",
-     "must not be computed again"),
+     "What is in the cache is not computed again"),
     ("the cache is cleared if it is longer than the prompt", "        self.cache = []  # of this sequence alone\n",
-     "        if len(self.cache) > len(prompt):\n            self.cache = []\n", "left over from the first call"),
+     "        if len(self.cache) > len(prompt):\n            self.cache = []\n", "a longer prompt after it: each call begins with an empty cache"),
     ("the cache is cut to the prompt", "        self.cache = []  # of this sequence alone\n",
-     "        del self.cache[len(prompt) :]\n", "left over from the first call"),
-    ("positions of a chunk from 0", "self.forward(prompt[start : start + chunk], start)", "self.forward(prompt[start : start + chunk], 0)", PASTE),
-    ("a chunk looks at its own columns alone", "j <= before + i", "before <= j <= before + i", "expected:"),
-    ("the last chunk is left out if it is short", "range(0, len(prompt), chunk)", "range(0, max(1, len(prompt) - 1), chunk)", "expected:"),
-    ("puts the output into the prompt", "        return outputs\n", "        prompt += outputs\n        return outputs\n", PASTE),
-    ("a token more", "while len(outputs) < max_tokens", "while len(outputs) <= max_tokens", "expected:"),
+     "        del self.cache[len(prompt) :]\n", "the same prompt again: each call begins with an empty cache"),
+    ("positions of a chunk from 0", "self.forward(prompt[start : start + chunk], start)", "self.forward(prompt[start : start + chunk], 0)", "The position goes up by one each step, and the first new"),
+    ("a chunk looks at its own columns alone", "j <= before + i", "before <= j <= before + i", "row i of the mask belongs to column len(cache) + i: it sees the whole cache"),
+    ("the last chunk is left out if it is short", "range(0, len(prompt), chunk)", "range(0, max(1, len(prompt) - 1), chunk)", "One decoder, one prompt after another, in chunks of any size"),
+    ("puts the output into the prompt", "        return outputs\n", "        prompt += outputs\n        return outputs\n", "One decoder, one prompt after another, in chunks of any size"),
+    ("a token more", "while len(outputs) < max_tokens", "while len(outputs) <= max_tokens", "What is in the cache is not computed again"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

@@ -24,32 +24,28 @@ def longest_context(
     return room(memory, parameters, activations, itemsize) // (batch * bytes_per_token(n_layer, n_embd, itemsize))
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) -----------------------------------------
 
 MUTANTS = [
     ("floats, rounded down", "return room(memory, parameters, activations, itemsize) // (max_len * bytes_per_token(n_layer, n_embd, itemsize))",
      "return int(room(memory, parameters, activations, itemsize) / (max_len * bytes_per_token(n_layer, n_embd, itemsize)))",
-     "memory 16,817,238,410,402,399"),
+     "To the last byte: whole numbers, no floats"),
     ("keys alone", "return 2 * n_layer", "return n_layer", "a key and a value"),
-    ("one layer", "2 * n_layer * n_embd", "2 * n_embd", "every layer"),
-    ("numbers", "n_layer * n_embd * itemsize", "n_layer * n_embd", "not bytes"),
-    ("times the heads", "n_layer * n_embd * itemsize", "n_layer * n_embd * 12 * itemsize", "divide the width"),
-    ("forgets the weights", " - parameters * itemsize", "", "the weights take memory"),
-    ("weights in numbers", "parameters * itemsize -", "parameters -", "itemsize bytes"),
-    ("forgets the step", " - activations)", ")", "a step needs memory"),
+    ("one layer", "2 * n_layer * n_embd", "2 * n_embd", "in each layer"),
+    ("numbers", "n_layer * n_embd * itemsize", "n_layer * n_embd", "in bytes, not in numbers"),
+    ("times the heads", "n_layer * n_embd * itemsize", "n_layer * n_embd * 12 * itemsize", "a key and a value"),
+    ("forgets the weights", " - parameters * itemsize", "", "the weights take memory too: parameters times itemsize"),
+    ("forgets the step", " - activations)", ")", "a step needs memory too: the activations"),
     ("rounds up", "return room(memory, parameters, activations, itemsize) // (max_len * bytes_per_token(n_layer, n_embd, itemsize))",
      "return -(-room(memory, parameters, activations, itemsize) // (max_len * bytes_per_token(n_layer, n_embd, itemsize)))",
-     "fit whole"),
+     "a sequence that does not fit whole does not fit"),
     ("a negative number", "max(0, memory - parameters * itemsize - activations)", "memory - parameters * itemsize - activations",
-     "a negative number"),
+     "not even the weights fit: 0, not a negative number"),
     ("one sequence", "// (batch * bytes", "// (bytes", "every sequence of the batch grows"),
-    ("always four bytes", "2 * n_layer * n_embd * itemsize", "2 * n_layer * n_embd * 4", "expected:  307200"),
-    ("weights of four bytes", "parameters * itemsize -", "parameters * 4 -", "weights have itemsize bytes too"),
-    ("a step for each sequence", "// (max_len * bytes_per_token(n_layer, n_embd, itemsize))",
-     "// (max_len * bytes_per_token(n_layer, n_embd, itemsize) + activations // 10)", "expected:"),
+    ("weights of four bytes", "parameters * itemsize -", "parameters * 4 -", "weights and cache have itemsize bytes a number"),
     ("rounds to the nearest", "return room(memory, parameters, activations, itemsize) // (batch * bytes_per_token(n_layer, n_embd, itemsize))",
-     "return round(room(memory, parameters, activations, itemsize) / (batch * bytes_per_token(n_layer, n_embd, itemsize)))", "fit whole"),
-    ("the whole room must be more than enough", "max(0, memory - parameters", "max(0, memory - 1 - parameters", "expected:  3"),
+     "return round(room(memory, parameters, activations, itemsize) / (batch * bytes_per_token(n_layer, n_embd, itemsize)))", "a token that does not fit whole does not fit"),
+    ("the whole room must be more than enough", "max(0, memory - parameters", "max(0, memory - 1 - parameters", "three sequences fill the memory"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

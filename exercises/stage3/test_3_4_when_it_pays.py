@@ -1,86 +1,61 @@
-"""Counts against stages 1 and 3, and the extremes of the trade."""
+"""3.4 When the cache pays: counts by hand, against stages 1 and 3, and the extremes of the trade."""
 
-from exercises.examples import Example, at_random
-from exercises.grading import OneOf, expect, require
+import random
+
+import pytest
+from pytest import approx
+
 from exercises.tiny import counted
 from tools.engines import STAGES
 
 
-def test_the_picture(work):
-    said = {"the sequence grows by a token each step": 12, "the last token of the output is never computed": 22}
-    expect("prompt 4, output 3, without a cache", work.tokens_without(4, 3), 15, said)
-    said = {"the last token of the output is never computed": 7, "the prompt is computed too, once": 3,
-            "each step computes one token, not one more each time": 9}  # fmt: skip
-    expect("prompt 4, output 3, with a cache", work.tokens_with(4, 3), 6, said)
+def test_without_a_cache(work):
+    """Prompt 4, output 3: the sequence grows by a token each step, and the last token is never computed."""
+    assert work.tokens_without(4, 3) == 4 + 5 + 6
 
 
-def test_against_the_engines(work):
-    for prompt, output in ((1, 1), (7, 12), (30, 5)):
-        for stage, count in ((STAGES[0], work.tokens_without), (STAGES[2], work.tokens_with)):
-            computed = counted(stage, (prompt,), (output,)).computed
-            expect(f"prompt {prompt}, output {output}, against {stage}", count(prompt, output), computed)
+def test_with_a_cache(work):
+    """Prompt 4, output 3: the prompt once, then one token each step; the last token is never computed."""
+    assert work.tokens_with(4, 3) == 4 + 1 + 1
 
 
-def test_saving(work):
-    expect(
-        "prompt 4, output 3",
-        work.saving(4, 3),
-        2.5,
-        {"divide the number without by the number with, not the other way around": 0.4},
-    )
-    expect("prompt 7, output 12: 150 over 18", work.saving(7, 12), 150 / 18)
-    expect("an output of one token: classification, scoring", work.saving(500, 1), 1.0)
-    require(work.saving(10, 1000) > work.saving(10, 100) > work.saving(10, 10), "longer outputs save more", "growing",
-            [work.saving(10, n) for n in (10, 100, 1000)])  # fmt: skip
+@pytest.mark.parametrize(("prompt", "output"), [(1, 1), (7, 12), (30, 5)])
+def test_the_engines_compute_as_many(work, prompt, output):
+    """Stage 1 has no cache, stage 3 has one"""
+    assert work.tokens_without(prompt, output) == counted(STAGES[0], (prompt,), (output,)).computed
+    assert work.tokens_with(prompt, output) == counted(STAGES[2], (prompt,), (output,)).computed
 
 
-def test_even_context(work):
-    weights = 123_532_032
-    expected = weights / (2 * 12 * 768)
-    said = {
-        "a token brings a key and a value": weights / (12 * 768),
-        "every layer has its own cache": weights / (2 * 768),
-    }
-    expect("GPT-2 small, one sequence", work.even_context(weights, 12, 768, 1), expected, said)
-    said = {"the weights are read once for the whole batch, the caches are not shared": expected,
-            "with more sequences it is reached earlier, not later": expected * 32}  # fmt: skip
-    expect("GPT-2 small, 32 sequences", work.even_context(weights, 12, 768, 32), expected / 32, said)
-    got = 1e6 * work.even_context(1, 1, 1, 400)
-    expect("one weight, 400 sequences: a million times the context", got, 1e6 / 800,
-           {"a float is wanted, however small": OneOf([0, 1e6])})  # fmt: skip
+@pytest.mark.parametrize(("prompt", "output", "expected"), [
+    pytest.param(4, 3, 2.5, id="the number without, divided by the number with"),
+    pytest.param(500, 1, 1.0, id="an output of one token saves nothing"),
+    pytest.param(10, 1000, 504.955, id="a long output saves much"),
+])  # fmt: skip
+def test_saving(work, prompt, output, expected):
+    assert work.saving(prompt, output) == approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("parameters", "n_layer", "n_embd", "batch", "expected"), [
+    pytest.param(9000, 1, 1, 1, 4500.0, id="a token brings a key and a value"),
+    pytest.param(9000, 1, 10, 1, 450.0, id="of n_embd numbers"),
+    pytest.param(9000, 3, 10, 1, 150.0, id="in every layer; bytes cancel"),
+    pytest.param(9000, 3, 10, 30, 5.0, id="the batch reads the weights once, and a cache for each sequence"),
+    pytest.param(1, 1, 1, 400, 0.00125, id="a float, however small"),
+])  # fmt: skip
+def test_even_context(work, parameters, n_layer, n_embd, batch, expected):
+    assert work.even_context(parameters, n_layer, n_embd, batch) == approx(expected, rel=1e-9)
 
 
 def test_any_lengths(work):
-    """The sequences as lists, token by token; and model sizes, up to the context where both sides are equal."""
-
-    def check(choose):
-        prompt, output, sequence, without, cached = choose.between(1, 20), choose.between(1, 20), [], [], []
+    """The sequences as lists, token by token"""
+    for seed in range(200):
+        choose = random.Random(seed)
+        prompt, output, sequence, without, cached = *choose.choices(range(1, 21), k=2), [], [], []
         for step in range(output):
             sequence += ["prompt"] * prompt if step == 0 else ["output"]
             without += sequence
             cached += sequence[len(cached) :]
-        example = Example(work, __file__)
-        example.look(f"work.tokens_without({prompt}, {output})", len(without))
-        example.look(f"work.tokens_with({prompt}, {output})", len(cached))
-        example.look(f"work.saving({prompt}, {output})", len(without) / len(cached))
-        n_layer, n_embd, batch, context = (choose.between(1, most) for most in (5, 9, 9, 99))
-        parameters = sum(
-            n_embd for _ in range(context) for _ in range(batch) for _ in range(n_layer) for _ in ("key", "value")
-        )
-        example.look(
-            f"work.even_context({parameters + n_layer * n_embd * batch}, {n_layer}, {n_embd}, {batch})", context + 0.5
-        )
-
-    at_random(check)
-
-
-def test_long_outputs(work):
-    """Counts in the billions, to the last token."""
-    for prompt, output in ((300, 70_001), (70_001, 300), (100_003, 100_001)):
-        without = output * prompt + output * (output - 1) // 2
         case = f"prompt {prompt}, output {output}"
-        expect(f"{case}, without a cache", work.tokens_without(prompt, output), without)
-        expect(f"{case}, with a cache", work.tokens_with(prompt, output), prompt + output - 1)
-        expect(f"{case}: the saving", work.saving(prompt, output), without / (prompt + output - 1), tolerance=1e-9)
-    expect("10 billion weights, 300 layers of width 70,001, 1,000 sequences", work.even_context(10**10, 300, 70_001, 1000),
-           10**10 / (2 * 300 * 70_001 * 1000), tolerance=1e-9)  # fmt: skip
+        assert work.tokens_without(prompt, output) == len(without), case
+        assert work.tokens_with(prompt, output) == len(cached), case
+        assert work.saving(prompt, output) == approx(len(without) / len(cached)), case
