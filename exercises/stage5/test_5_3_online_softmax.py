@@ -1,173 +1,78 @@
-"""Against dense attention in float64: one block, several, large scores; and what is kept between blocks."""
+"""5.3 The online softmax: against dense attention in float64, and what is kept between blocks."""
 
+import gc
 import math
+import random
+import weakref
 
+import pytest
 import torch
 
-from exercises.examples import Example, at_random
-from exercises.grading import OneOf, expect, require
-from exercises.tiny import one_thread
-
-OVERFLOWS = (
-    "e^x overflows unless x is at most 0: subtract the largest score so far from each score, and from the old largest"
-)
-
-
-def dense(query, keys, values):
-    scores = torch.einsum("hd,thd->ht", query.double(), keys.double()) / math.sqrt(query.shape[-1])
-    return torch.einsum("ht,thd->hd", scores.softmax(dim=-1), values.double()).float()
-
-
-def data(sizes, scale=1.0, n_head=2, head_dim=8, seed=0):
-    torch.manual_seed(seed)
-    total = sum(sizes)
-    query = torch.randn(n_head, head_dim)
-    keys = scale * torch.randn(total, n_head, head_dim)
-    values = torch.randn(total, n_head, head_dim)
-    return query, keys, values, list(zip(keys.split(sizes), values.split(sizes), strict=True))
-
-
-def is_nan(result):
-    return isinstance(result, torch.Tensor) and bool(result.isnan().any())
+from exercises.attention import compare, dense
 
 
 def blocks_of(scores):
-    """Blocks of (keys, values), for a query of ones of width 4, from [block][token][head] -> score. The values are the
-    number of the token."""
-    number = 0
-    for block in scores:
+    """Keys and values with these scores ([block][token][head]) for a query of ones of width 4. A token's values are its
+    number."""
+    for i, block in enumerate(scores):
         keys = torch.tensor(block)[:, :, None].expand(-1, -1, 4) / 2  # 4 numbers of half a score, divided by √4
-        values = torch.arange(number, number + len(block)).float()[:, None, None].expand(keys.shape).clone()
-        number += len(block)
-        yield keys, values
+        first = sum(map(len, scores[:i]))
+        yield keys, torch.arange(first, first + len(block)).float()[:, None, None].expand(keys.shape).clone()
 
 
-def test_one_block(work):
-    query, keys, values, blocks = data([5])
-    said = {"divide by the sum of the weights at the end": dense(query, keys, values) * torch.einsum(
-        "hd,thd->ht", query, keys).div(math.sqrt(8)).sub(torch.einsum("hd,thd->ht", query, keys).div(math.sqrt(8)).amax(-1, True))
-        .exp().sum(-1, keepdim=True)}  # fmt: skip
-    got = work.attend(query, iter(blocks))
-    said["the scores are query · keys / √head_dim"] = OneOf(
-        [dense(query * math.sqrt(8), keys, values), dense(query / math.sqrt(8), keys, values)]
-    )
-    likely = "at first there is nothing to correct: the factor is e^(-inf) = 0, while inf - inf is NaN"
-    expect(
-        "one block of 5, which is plain attention",
-        got,
-        dense(query, keys, values),
-        said,
-        likely=likely if is_nan(got) else "",
-    )
+def check(work, scores, said=""):
+    """Expect dense attention; the blocks are an iterator."""
+    blocks = list(blocks_of(scores))
+    query = torch.ones(blocks[0][0].shape[1:])
+    expected = dense(query, *map(torch.cat, zip(*blocks, strict=True)))
+    compare(work.attend(query, iter(blocks)), expected, f"{said}\nthe scores, block by block: {scores}")
 
 
-def test_blocks(work):
-    """The largest score in the second block, then in the first: both corrections have to be right."""
-    query, keys, values, _ = data([6], seed=3)
-    scores = torch.einsum("hd,thd->ht", query, keys).sum(0)
-    means = lambda parts: sum(dense(query, k, v) for k, v in parts) / len(parts)  # noqa: E731
-    for name, order in (("growing", scores.argsort()), ("falling", scores.argsort(descending=True))):
-        k, v = keys[order], values[order]
-        blocks = list(zip(k.split([4, 2]), v.split([4, 2]), strict=True))
-        said = {"a softmax was computed per block, and their mean was taken": means(blocks),
-                "only the last block is in the result": dense(query, *blocks[-1]),
-                "only the first block is in the result": dense(query, *blocks[0])}  # fmt: skip
-        expect(f"blocks of 4 and 2, scores {name}", work.attend(query, iter(blocks)), dense(query, k, v), said,
-               likely="one block was right, so the error is between blocks: when a larger score comes, the sum *and* "
-               "the weighted values are multiplied by e^(old - new largest)")  # fmt: skip
+@pytest.mark.parametrize("scores", [
+    pytest.param([[[1.0], [1.0], [1.0]]], id="one block, equal scores: the mean of the values; divide by the sum of the weights"),
+    pytest.param([[[0.0], [math.log(3)]]], id="one block, which is plain attention: the scores are query · keys / √head_dim"),
+    pytest.param([[[1.0], [1.0]], [[1.0]]], id="two blocks, equal scores: all blocks count, and each token as much as any other"),
+    pytest.param([[[5.0], [0.0]], [[2.0], [1.0]]], id="two blocks, the largest score comes first: it stays the largest"),
+    pytest.param([[[2.0], [1.0]], [[5.0], [0.0]]], id="when a larger score comes, the sum and the weighted values are multiplied by e^(old - new)"),
+    pytest.param([[[2.0], [1.0]], [[5.0], [0.0]], [[3.0]], [[9.0], [8.0]]], id="the largest score so far is kept from block to block"),
+    pytest.param([[[2.0, 900.0], [1.0, 0.0]], [[5.0, 0.0], [0.0, 901.0]]], id="each head has its own largest score"),
+    pytest.param([[[10_000.0], [9_999.0]], [[9_998.0], [9_999.5]]], id="scores of 10,000: subtract the largest score, or e^x overflows"),
+    pytest.param([[[-10_000.0], [-9_999.0]], [[-9_998.0], [-9_999.5]]], id="scores far below zero: start the largest at -inf, or all weights are 0"),
+])  # fmt: skip
+def test_scores(work, scores):
+    check(work, scores)
 
 
-def test_heads_have_their_own_largest(work):
-    query, keys, values, _ = data([6])
-    keys = keys.clone()
-    keys[:3, 0] *= 400
-    keys[3:, 1] *= 400
-    blocks = list(zip(keys.split(3), values.split(3), strict=True))
-    got = work.attend(query, iter(blocks))
-    require(bool(got.isfinite().all()), "heads whose scores differ by thousands", "finite numbers", got,
-            f"keep the largest score separately for every head; {OVERFLOWS}")  # fmt: skip
-    expect("heads whose scores differ by thousands", got, dense(query, keys, values), tolerance=1e-4)
-
-
-def test_large_scores(work):
-    query, keys, values, blocks = data([4, 4, 4], scale=5000.0)
-    got = work.attend(query, iter(blocks))
-    require(bool(got.isfinite().all()), "scores of thousands", "finite numbers", got, OVERFLOWS)
-    expect("scores of thousands", got, dense(query, keys, values), tolerance=1e-3)
-
-
-def test_scores_far_below_zero(work):
-    query, values = torch.full((2, 4), 0.5), torch.randn(6, 2, 4)
-    for height in (-170.0, -20_000.0):
-        keys = torch.tensor([[height + i % 3, height - i % 2] for i in range(6)])[:, :, None].expand(6, 2, 4)
-        got = work.attend(query * 2, iter(list(zip(keys.split(3), values.split(3), strict=True))))
-        likely = (
-            "start the largest at -inf: with any other start, scores far below it get a weight of 0, and 0 / 0 is NaN"
-        )
-        expect(f"all scores about {2 * height:g}", got, dense(query * 2, keys, values), tolerance=1e-4,
-               likely=likely if is_nan(got) else "")  # fmt: skip
+def test_the_width(work):
+    """The scores are divided by √head_dim, for any head_dim."""
+    for head_dim in (1, 9):
+        torch.manual_seed(0)
+        query, keys, values = torch.randn(2, head_dim), *torch.randn(2, 5, 2, head_dim)
+        compare(work.attend(query, iter([(keys, values)])), dense(query, keys, values), f"head_dim {head_dim}")
 
 
 def test_each_block_is_seen_once(work):
-    """Blocks that nobody keeps are gone; an answer that collects them for a second pass is detected."""
-    pairs = ((torch.randn(4, 2, 8), torch.randn(4, 2, 8)) for _ in range(30))
-    work.attend(torch.randn(2, 8), pairs)
-    require(work.most_alive <= 3, "blocks, of 30, that were kept at the same time", "no more than two or three", work.most_alive,
-            "each block is seen once: two passes would read everything twice")  # fmt: skip
+    """Of 30 blocks no more than two or three are kept at a time: a kernel reads each once."""
+    alive, most = weakref.WeakSet(), 0
+
+    def blocks():
+        nonlocal most
+        for _ in range(30):
+            keys, values = torch.randn(2, 4, 2, 8)
+            alive.add(keys)
+            yield keys, values
+            del keys, values
+            gc.collect()
+            most = max(most, len(alive))
+
+    work.attend(torch.randn(2, 8), blocks())
+    assert most <= 3, "the blocks are collected: keep three things per head, and no block"
 
 
-def test_any_split(work):
-    for seed, sizes in enumerate(([1], [1, 1, 1], [16, 16, 3], [7, 1, 20, 2])):
-        query, keys, values, blocks = data(sizes, seed=seed)
-        expect(f"blocks of {sizes}", work.attend(query, iter(blocks)), dense(query, keys, values))
-
-
-def test_nothing_is_gathered(work):
-    """No tensor may grow with the number of blocks."""
-
-    query, _, _, blocks = data([4] * 50)
-    with work.measured() as measured:
-        work.attend(query, iter(blocks))
-    require(measured.largest <= 4 * 2 * 8 * 2, "the largest tensor made for 50 blocks of 4", "no larger than a block or two (128 numbers)",
-            measured.largest, "the blocks were gathered: keep three things per head, not the blocks")  # fmt: skip
-
-
-def slowly(scores):
-    """The weighted mean of the tokens' numbers, for each head: two passes over all scores, in plain Python."""
-    tokens, means = [token for block in scores for token in block], []
-    for of_head in zip(*tokens, strict=True):
-        weights = [math.exp(score - max(of_head)) for score in of_head]
-        means.append(sum(i * weight for i, weight in enumerate(weights)) / sum(weights))
-    return [[mean] * 4 for mean in means]
-
-
-@one_thread()
 def test_any_blocks(work):
-    """Blocks of any length; scores that are equal, rise or fall, at any magnitude, different for each head."""
-
-    def check(choose):
-        heights = choose.some(lambda: choose.one_of([0.0, 100.0, 10_000.0, -100.0, -20_000.0]), 3, least=1)
-        token = lambda: [height + choose.upto(6) / 2 for height in heights]  # noqa: E731
-        scores = choose.some(lambda: choose.some(token, 3, least=1), 4, least=1)
-        example = Example(
-            work, __file__, "import torch", "from exercises.stage5.test_5_3_online_softmax import blocks_of"
-        )
-        example.expect(
-            f"work.attend(torch.ones({len(heights)}, 4), blocks_of({scores})).tolist()", slowly(scores), tolerance=1e-4
-        )
-
-    at_random(check, 150)
-
-
-def test_many_blocks(work):
-    """A thousand blocks, a block of a thousand tokens, hundreds of heads, scores below minus a million."""
-    for sizes, heads in (([1] * 1000, 1), ([1100, 1], 2), ([3, 2], 1000)):
-        query, keys, values, blocks = data(sizes, n_head=heads, head_dim=4)
-        expect(
-            f"{len(sizes)} blocks of up to {max(sizes)}, {heads} heads",
-            work.attend(query, iter(blocks)),
-            dense(query, keys, values),
-        )
-    keys, values = torch.full((6, 1, 4), -5e8), torch.arange(24.0).view(6, 1, 4)
-    got = work.attend(torch.ones(1, 4), iter(list(zip(keys.split(3), values.split(3), strict=True))))
-    expect("all scores at minus a billion", got, values.mean(0), likely="start the largest at -inf and nowhere else")
+    """Random blocks and scores, equal ones among them, at any height, another for each head."""
+    for seed in range(150):
+        choose = random.Random(seed)
+        heights = choose.choices([0, 100, 10_000, -100, -20_000], k=choose.randint(1, 2))
+        token = lambda heights=heights, choose=choose: [height + choose.randint(0, 6) / 2 for height in heights]  # noqa: E731
+        check(work, [[token() for _ in range(choose.randint(1, 3))] for _ in range(choose.randint(1, 2 + seed // 40))])
