@@ -1,174 +1,96 @@
-"""Which sequence goes, which stays, and an engine that runs many of them in a pool that is much too small."""
+"""5.4 Preempt and recompute: which sequence goes, which stays, and a model that gives out one block at a time."""
 
 import random
 
-from exercises.examples import Example, at_random
-from exercises.grading import OneOf, Wrong, expect, require
+import pytest
+
+SIZE = 4  # of a block
 
 
-def sequences(work, *sizes):
-    """(name, tokens, blocks) each."""
-    return [work.Sequence(name, tokens, blocks, tokens - 1) for name, tokens, blocks in sizes]
+def sequences(work, sizes):
+    """A, B, C … with these (num_tokens, num_blocks)."""
+    return [work.Sequence("ABCDE"[i], tokens, blocks, tokens - 1) for i, (tokens, blocks) in enumerate(sizes)]
 
 
-def names(result):
-    running, preempted, num_free = result
-    return [s.name for s in running], [s.name for s in preempted], num_free
+def names(sequences):
+    return "".join(sequence.name for sequence in sequences)
 
 
-def test_there_is_room(work):
-    running = sequences(work, ("A", 5, 1), ("B", 4, 1), ("C", 9, 2))
-    got = names(work.make_room(running, 3, 4))
-    said = {"a sequence with room in its last block needs no block": (["A", "B", "C"], [], 0),
-            "a sequence whose blocks are full needs another one": (["A", "B", "C"], [], 3)}  # fmt: skip
-    expect("5, 4 and 9 tokens in 1, 1 and 2 blocks of 4, three free", got, (["A", "B", "C"], [], 1), said)
-    expect("their blocks then", [s.num_blocks for s in running], [2, 1, 3])
+@pytest.mark.parametrize(("sizes", "num_free", "expected"), [
+    pytest.param(((9, 2), (5, 1)), 3, ("AB", "", 1), id="a sequence whose tokens do not fit into its blocks gets another"),
+    pytest.param(((5, 2), (4, 1)), 3, ("AB", "", 3), id="a sequence with room in its last block, or that just fills it, needs none"),
+    pytest.param(((9, 1), (9, 0)), 5, ("AB", "", 0), id="a sequence may need several blocks"),
+    pytest.param(((3, 1), (9, 2), (4, 1)), 0, ("AB", "C", 0), id="the youngest goes, not the oldest, and not the one that needs a block"),
+    pytest.param(((8, 2), (5, 1)), 0, ("A", "B", 1), id="the youngest goes, even if it is the one that needs a block"),
+    pytest.param(((5, 1), (5, 1)), 1, ("A", "B", 1), id="the oldest gets its block first"),
+    pytest.param(((5, 1), (12, 3)), 0, ("A", "B", 2), id="all blocks of a preempted sequence are free again, not only those that are needed"),
+    pytest.param(((17, 2), (4, 1), (4, 1), (4, 1)), 0, ("A", "BCD", 0), id="several may have to go; they are returned in order of admission"),
+    pytest.param(((13, 2), (4, 1), (4, 2)), 0, ("AB", "C", 0), id="no more sequences go than necessary"),
+])  # fmt: skip
+def test_who_goes(work, sizes, num_free, expected):
+    running, preempted, num_free = work.make_room(sequences(work, sizes), num_free, SIZE)
+    assert (names(running), names(preempted), num_free) == expected, "(run on, preempted, free blocks)"
 
 
-def test_the_youngest_goes(work):
-    running = sequences(work, ("A", 3, 1), ("B", 9, 2), ("C", 4, 1))
-    got = names(work.make_room(running, 0, 4))
-    said = {"the sequence that needs a block goes only if it is the youngest": OneOf([(["A", "C"], ["B"], 2), (["A", "C"], ["B"], 1)]),
-            "last in, first out: preempt the youngest, not the oldest": (["B", "C"], ["A"], 1),
-            "the blocks of a preempted sequence are free at once": OneOf([(["A"], ["B", "C"], 2), (["A"], ["B", "C"], 3)])}  # fmt: skip
-    expect("B needs a block, none is free, C is the youngest", got, (["A", "B"], ["C"], 0), said)
-    require(len(running) == 3, "the list that was given", "as it was", [s.name for s in running], "work on a copy")
-    c = running[2]
-    said = {"what it computed was in the blocks that it lost: it must compute everything again": (4, 3, 0),
-            "it keeps its output: the user has already read it": (0, 0, 0)}  # fmt: skip
-    expect(
-        "C's tokens, computed tokens and blocks", (c.num_tokens, c.num_computed_tokens, c.num_blocks), (4, 0, 0), said
-    )
+def test_a_preempted_sequence(work):
+    """A preempted sequence has no blocks and no computed tokens; it keeps its tokens."""
+    _, (c,), _ = work.make_room(sequences(work, ((3, 1), (9, 2), (4, 1))), 0, SIZE)
+    assert c.num_tokens == 4, "it keeps its output: the user has already read it"
+    assert c.num_computed_tokens == 0, "what it computed was in the blocks that it lost"
+    assert c.num_blocks == 0
 
 
-def test_the_one_that_asks_goes(work):
-    running = sequences(work, ("A", 8, 2), ("B", 5, 1))
-    got = names(work.make_room(running, 0, 4))
-    expect("A has room, B needs a block and is the youngest", got, (["A"], ["B"], 1),
-           {"the youngest goes, even if it is the one that needs a block": (["B"], ["A"], 1),
-            "what B held is free again": (["A"], ["B"], 0)})  # fmt: skip
+def test_a_sequence_that_runs_on(work):
+    """A sequence that runs on has the blocks that it needed."""
+    running, _, _ = work.make_room(sequences(work, ((3, 1), (9, 2), (4, 1))), 0, SIZE)
+    assert [(s.num_blocks, s.num_tokens, s.num_computed_tokens) for s in running] == [(1, 3, 2), (3, 9, 8)]
 
 
-def test_several_go(work):
-    running = sequences(work, ("A", 17, 2), ("B", 4, 1), ("C", 4, 1), ("D", 4, 1))
-    got = names(work.make_room(running, 0, 4))
-    said = {"the one that was admitted first goes back to the front of the queue": (["A"], ["D", "C", "B"], 0),
-            "preempt no more sequences than necessary": (["A"], ["B", "C", "D"], 3)}  # fmt: skip
-    expect("A needs three blocks, B, C and D hold one each", got, (["A"], ["B", "C", "D"], 0), said)
-    running = sequences(work, ("A", 13, 2), ("B", 4, 1), ("C", 4, 2))
-    expect("A needs two, C holds two", names(work.make_room(running, 0, 4)), (["A", "B"], ["C"], 0))
+def test_the_list(work):
+    """The list that was given is not changed; the sequences in it are, and they are returned."""
+    given = sequences(work, ((3, 1), (9, 2), (4, 1)))
+    running, preempted, _ = work.make_room(given, 0, SIZE)
+    assert names(given) == "ABC", "work on a copy of the list"
+    assert [*running, *preempted] == given, "copies of the sequences: the engine goes on with the ones that it has"
 
 
 def test_alone(work):
-    try:
-        got = names(work.make_room(sequences(work, ("A", 9, 2)), 0, 4))
-    except MemoryError:
-        return
-    likely = "it would be preempted and admitted forever" if got[1] == ["A"] else ""
-    raise Wrong("A is alone, needs a block, and none is free", "MemoryError", got, likely)
+    """MemoryError if only one sequence is left and it does not fit: it would be preempted and admitted forever."""
+    for sizes in (((9, 2),), ((13, 1), (4, 1))):
+        with pytest.raises(MemoryError):
+            work.make_room(sequences(work, sizes), 0, SIZE)
 
 
-def test_a_crowd_in_a_small_pool(work):
-    """Forty sequences in 12 blocks: all end, each once, and no block is lost."""
-    rng = random.Random(0)
-    goals = {f"s{i}": rng.randrange(6, 40) for i in range(40)}
-    waiting = [work.Sequence(name, rng.randrange(1, 5)) for name in goals]
-    running, num_free, finished, steps = [], 12, [], 0
-    while waiting or running:
-        steps += 1
-        require(steps < 5000, "forty sequences in 12 blocks", "all finished within 5,000 steps", f"{len(finished)} are done",
-                "does the oldest always make progress?")  # fmt: skip
-        order = [s.name for s in running]
-        running, preempted, num_free = work.make_room(running, num_free, 4)
-        expect(f"step {steps}: running and preempted together", [s.name for s in running + preempted], order,
-               likely="the youngest go, so the ones that stay are a prefix of the list")  # fmt: skip
-        waiting = preempted + waiting
-        while not preempted and waiting and len(running) < 6 and -(-waiting[0].num_tokens // 4) <= num_free:
-            sequence = waiting.pop(0)
-            sequence.num_blocks = -(-sequence.num_tokens // 4)
-            num_free -= sequence.num_blocks
-            running.append(sequence)
-        expect(f"step {steps}: blocks held and free", sum(s.num_blocks for s in running) + num_free, 12,
-               likely="blocks were lost, or given twice")  # fmt: skip
-        for sequence in list(running):
-            sequence.num_computed_tokens = sequence.num_tokens
-            sequence.num_tokens += 1
-            if sequence.num_tokens >= goals[sequence.name]:
-                running.remove(sequence)
-                num_free += sequence.num_blocks
-                finished.append(sequence.name)
-    expect("who finished", sorted(finished), sorted(goals))
-
-
-def slowly(tokens, blocks, num_free, block_size):
-    """Blocks are given out one at a time, to the oldest first. Returns who keeps running and with how many blocks, then the
-    free ones; None if the only one left does not fit."""
-    held, oldest = dict(enumerate(blocks)), 0
-    while oldest in held:
-        if held[oldest] * block_size >= tokens[oldest]:
+def slowly(sizes, num_free, block_size):
+    """(blocks of those that run on, free blocks), giving out one block at a time; None if the last one does not fit."""
+    blocks, oldest = [blocks for _, blocks in sizes], 0
+    while oldest < len(blocks):
+        if blocks[oldest] * block_size >= sizes[oldest][0]:
             oldest += 1
         elif num_free:
             num_free -= 1
-            held[oldest] += 1
-        elif len(held) == 1:
+            blocks[oldest] += 1
+        elif len(blocks) == 1:
             return None
         else:
-            num_free += held.pop(max(held))
-    return held, num_free
+            num_free += blocks.pop()
+    return blocks, num_free
 
 
 def test_any_room(work):
-    """Sequences of any length with too few blocks, or none yet, in nearly empty pools."""
-
-    def check(choose):
-        size, num_free = choose.between(1, 4), choose.upto(4)
-        tokens = choose.some(lambda: choose.between(1, 12), 5)
-        blocks = [choose.upto(-(-n // size)) for n in tokens]
-        names = "ABCDE"[: len(tokens)]
-        example = Example(work, __file__, "from exercises.examples import raised")
-        made = [f"work.Sequence({row[0]!r}, {row[1]}, {row[2]}, 1)" for row in zip(names, tokens, blocks, strict=True)]
-        example.do(f"running = [{', '.join(made)}]")
-        outcome = slowly(tokens, blocks, num_free, size)
-        call = f"work.make_room(running, {num_free}, {size})"
-        if outcome is None:
-            example.expect(f"raised(lambda: {call}, MemoryError)", "MemoryError")
-            return
-        held, left = outcome
-        example.do(f"on, preempted, num_free = {call}")
-        example.look("([s.name for s in on], [s.name for s in preempted], num_free)",
-                     ([names[i] for i in held], [name for i, name in enumerate(names) if i not in held], left))  # fmt: skip
-        states = [(n, held.get(i, 0), int(i in held)) for i, n in enumerate(tokens)]
-        example.look("[(s.num_tokens, s.num_blocks, s.num_computed_tokens) for s in running]", states)
-
-    at_random(check, 300)
-
-
-def test_the_same_sequences_come_back(work):
-    new = work.Sequence("new", 5)
-    expect("a new sequence's blocks and computed tokens", (new.num_blocks, new.num_computed_tokens), (0, 0))
-    running = sequences(work, ("A", 3, 1), ("B", 9, 2), ("C", 4, 1))
-    on, gone, _ = work.make_room(running, 0, 4)
-    require([*on, *gone] == running, "the sequences that were returned", "the same objects", "copies of them",
-            "return the same sequences, not copies: the engine goes on with its own")  # fmt: skip
-
-
-def test_many_sequences(work):
-    """A thousand sequences, blocks of 300 tokens, counts beyond 65,535."""
-    for size, num_free, tokens in ((300, 70_000, 30_001), (4, 300, 5), (1, 100_000, 70_000)):
-        names_ = [f"s{i}" for i in range(1000)]
-        running = sequences(work, *((name, tokens, -(-tokens // size) - (i % 3 == 0)) for i, name in enumerate(names_)))
-        outcome = slowly([tokens] * 1000, [s.num_blocks for s in running], num_free, size)
-        got = names(work.make_room(running, num_free, size))
-        expected = (
-            [names_[i] for i in outcome[0]],
-            [name for i, name in enumerate(names_) if i not in outcome[0]],
-            outcome[1],
-        )
-        expect(f"1,000 sequences of {tokens} tokens, blocks of {size}, {num_free} free", got, expected)
-    running = sequences(work, *((f"s{i}", 5, 1) for i in range(1000)))
-    got = names(work.make_room(running, 0, 4))
-    expect(
-        "a thousand of five tokens in one block of 4 each, none free",
-        (len(got[0]), got[1][0], got[2]),
-        (500, "s500", 0),
-    )
+    """Random sequences with too few blocks, or none yet, in nearly empty pools."""
+    for seed in range(400):
+        choose = random.Random(seed)
+        block_size, num_free = choose.randint(1, 4), choose.randint(0, 4)
+        tokens = [choose.randint(1, 12) for _ in range(choose.randint(0, 1 + seed // 80))]
+        sizes = [(n, choose.randint(0, -(-n // block_size))) for n in tokens]
+        given, expected = sequences(work, sizes), slowly(sizes, num_free, block_size)
+        case = f"(num_tokens, num_blocks) {sizes}, {num_free} free blocks of {block_size}"
+        try:
+            running, preempted, left = work.make_room(given, num_free, block_size)
+        except MemoryError:
+            assert expected is None, f"no MemoryError: {case}"
+            continue
+        assert expected is not None, f"MemoryError: {case}"
+        assert ([s.num_blocks for s in running], left) == expected, f"blocks of those that run on, free ones: {case}"
+        assert names(running) + names(preempted) == names(given), case
