@@ -54,52 +54,40 @@ class Blocks:
         return self.tables[name]
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
+FORK = "        self.tables[child] = list(self.tables[parent])\n"
+FULL = """        if self.num_tokens[name] == len(table) * self.block_size:
+            table.append(self.take())
+"""
 SHARED = "elif self.counts[table[-1]] > 1:"
-PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
+COPY = "            copy = table[-1], self.take()\n            self.counts[copy[0]] -= 1\n"
+FREE = "        for block in self.tables.pop(name):\n            self.counts[block] -= 1"
 MUTANTS = [
-    ("a fork copies", "        self.tables[child] = list(self.tables[parent])\n",
-     "        self.tables[child] = [self.take() for _ in self.tables[parent]]\n", "allocated blocks"),
-    ("one table for both", "list(self.tables[parent])", "self.tables[parent]", "copy the list"),
+    ("a fork copies", FORK, "        self.tables[child] = [self.take() for _ in self.tables[parent]]\n", "and takes none"),
+    ("one table for both", "list(self.tables[parent])", "self.tables[parent]", "do both have one list?"),
+    ("the child forgets its tokens", "self.num_tokens[child] = self.num_tokens[parent]",
+     "self.num_tokens[child] = len(self.tables[parent]) * self.block_size", "free blocks of six"),
     ("never copies", SHARED, "elif False:", "would write into b's block"),
     ("copies the first block", "copy = table[-1], self.take()", "copy = table[0], self.take()", "only the block that is written"),
     ("stays in the original", "            table[-1] = copy[1]\n", "", "continues in the copy"),
     ("the count stays", "            self.counts[copy[0]] -= 1\n", "", "only b holds the block"),
-    ("copies always", SHARED, "elif True:", "only b holds the block"),
-    ("copies a full block", "        if self.num_tokens[name] == len(table) * self.block_size:\n            table.append(self.take())\n",
-     "        if self.num_tokens[name] == len(table) * self.block_size:\n            table.append(self.take())\n"
-     "            copy = table[-2], table[-1]\n", "nothing to copy"),
-    ("frees what others hold", "        for block in self.tables.pop(name):\n            self.counts[block] -= 1",
-     "        for block in self.tables.pop(name):\n            self.counts[block] = 0", "still holds them"),
-    ("loses blocks", "        for block in self.tables.pop(name):\n            self.counts[block] -= 1",
-     "        for block in self.tables.pop(name):\n            self.counts[block] -= self.counts[block] > 1", "must be free again"),
-    ("changes before it knows", "            copy = table[-1], self.take()\n            self.counts[copy[0]] -= 1\n",
-     "            old = table.pop()\n            copy = old, self.take()\n            table.append(old)\n            self.counts[old] -= 1\n",
-     "nothing may have changed"),
-    ("leaves before it knows", "            copy = table[-1], self.take()\n            self.counts[copy[0]] -= 1\n",
-     "            self.counts[table[-1]] -= 1\n            copy = table[-1], self.take()\n", "did the counts change before"),
-    ("takes before it knows", "        if needed > self.num_free:\n            raise MemoryError(f\"{needed} blocks are needed, {self.num_free} are free\")\n",
-     "", "are lost"),
-    ("writes without memory", "            raise MemoryError(\"no block is free\")", "            return 0", "no block to itself"),
+    ("copies a full block", FULL, FULL + "            copy = table[-2], table[-1]\n", "nothing to copy"),
+    ("frees what others hold", FREE, FREE.replace("-= 1", "= 0"), "still holds them"),
+    ("loses blocks", FREE, FREE.replace("-= 1", "-= self.counts[block] > 1"), "nobody holds them"),
     ("copies as soon as it was shared once", ("        self.counts = [0]", "            self.counts[block] += 1\n", SHARED),
      ("        self.once = set()\n        self.counts = [0]", "            self.counts[block] += 1\n            self.once.add(block)\n",
       "elif table[-1] in self.once:"), "only b holds the block"),
-    ("frees the last block alone", "        for block in self.tables.pop(name):\n            self.counts[block] -= 1",
-     "        for block in self.tables.pop(name)[-2:]:\n            self.counts[block] -= 1", PASTE),
-    ("a fork of a fork is not counted", "        for block in self.tables[child]:\n            self.counts[block] += 1\n",
-     "        for block in self.tables[child]:\n            self.counts[block] = 2\n", PASTE),
-    ("counts a refused token", "        table, copy = self.tables[name], None\n", "        table, copy = self.tables[name], None\n        self.num_tokens[name] += 1\n"
-     "        self.num_tokens[name] -= bool(self.num_free)\n", "expected:"),
-    ("the child forgets its tokens", "self.num_tokens[child] = self.num_tokens[parent]", "self.num_tokens[child] = len(self.tables[parent]) * self.block_size",
-     "expected:"),
-    ("the child copies at once what is not full", "        self.num_tokens[child] = self.num_tokens[parent]\n",
-     "        self.num_tokens[child] = self.num_tokens[parent]\n        if self.num_tokens[parent] % self.block_size:\n"
-     "            self.tables[child][-1] = self.take()\n            self.counts[self.tables[child][-1]] = 0\n", "the fork allocated blocks"),
-    ("counts that stop at four", "        for block in self.tables[child]:\n            self.counts[block] += 1", "        for block in self.tables[child]:\n            self.counts[block] = min(4, self.counts[block] + 1)",
-     "shared as long as"),
-    ("a table copied for each token", "        table, copy = self.tables[name], None\n", "        table, copy = list(self.tables[name]), None\n        self.tables[name] = table\n",
-     "the whole table is copied"),
+    ("a fork of a fork is not counted", "            self.counts[block] += 1\n", "            self.counts[block] = 2\n", "of three, two copy it"),
+    ("changes before it knows", COPY,
+     "            old = table.pop()\n            copy = old, self.take()\n            table.append(old)\n            self.counts[old] -= 1\n",
+     "nothing has changed"),
+    ("leaves before it knows", COPY, "            self.counts[table[-1]] -= 1\n            copy = table[-1], self.take()\n", "nothing has changed"),
+    ("counts a refused token", "        table, copy = self.tables[name], None\n",
+     "        table, copy = self.tables[name], None\n        self.num_tokens[name] += 1\n        self.num_tokens[name] -= bool(self.num_free)\n",
+     "append("),
+    ("takes before it knows", "        if needed > self.num_free:\n            raise MemoryError(f\"{needed} blocks are needed, {self.num_free} are free\")\n",
+     "", "are lost"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [
