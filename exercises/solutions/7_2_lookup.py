@@ -29,7 +29,7 @@ class Lookup:
         return []
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
 ENTER = "                self.places[tuple(self.token_ids[end - n :])] = end\n"
 GIVE = "                return list(itertools.islice(itertools.cycle(following), count))\n"
@@ -47,54 +47,30 @@ AFTER = """            self.token_ids.append(token_id)
 SEARCH = """            ends = [i for i in range(n, len(self.token_ids)) if self.token_ids[i - n : i] == self.token_ids[-n:]]
             place = ends[-1] if ends else None
 """
-PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
+KEYS = ("tuple(self.token_ids[end - n :])", "tuple(self.token_ids[-n:])")
 MUTANTS = [
-    ("a text for each n-gram", (ENTER, GUESS), (ENTER.replace("tuple(self.token_ids[end - n :])", "''.join(map(str, self.token_ids[end - n :]))"),
-     GUESS.replace("tuple(self.token_ids[-n:])", "''.join(map(str, self.token_ids[-n:]))")), "have the same digits"),
-    ("32 bits a token", (ENTER, GUESS), (ENTER.replace("tuple(self.token_ids[end - n :])", "__import__('functools').reduce(lambda key, t: key * 2**32 + t, self.token_ids[end - n :], 1)"),
-     GUESS.replace("tuple(self.token_ids[-n:])", "__import__('functools').reduce(lambda key, t: key * 2**32 + t, self.token_ids[-n:], 1)")), "no upper limit"),
-    ("a hash for each n-gram", (ENTER, GUESS), (ENTER.replace("tuple(self.token_ids[end - n :])", "hash(tuple(self.token_ids[end - n :]))"),
-     GUESS.replace("tuple(self.token_ids[-n:])", "hash(tuple(self.token_ids[-n:]))")), "a hash is not enough"),
-    ("with the match", "self.token_ids[place : place + count]", "self.token_ids[place - n : place - n + count]", "after the match"),
-    ("one too far", "self.token_ids[place : place + count]", "self.token_ids[place + 1 : place + 1 + count]", "right after the match"),
-    ("as many as there are", GIVE, "                return self.token_ids[place:]\n", "guess at most count"),
-    ("at least one", "islice(itertools.cycle(following), count)", "islice(itertools.cycle(self.token_ids[place:]), max(1, count))", "guess at most count"),
-    ("a single token", ("in (4, 3, 2)", "in range(2,"), ("in (4, 3, 2, 1)", "in range(1,"), "one token is too short"),
-    ("the end itself", ADD, AFTER, "expected:"),
-    ("the end itself, where nothing else is", GUESS, GUESS + "            if n == 2 and place is None and len(self.token_ids) > 1:\n                place = len(self.token_ids) - 2\n", "expected:"),
-    ("tokens in any order", ("tuple(self.token_ids[end - n :])", "tuple(self.token_ids[-n:])"), ("tuple(sorted(self.token_ids[end - n :]))", "tuple(sorted(self.token_ids[-n:]))"), "in the same order"),
-    ("the shortest first", "in (4, 3, 2)", "in (2, 3, 4)", "the longest match counts"),
-    ("two only", "in (4, 3, 2)", "in (2,)", "the longest match counts"),
-    ("three at most", "in (4, 3, 2)", "in (3, 2)", "expected:"),
-    ("five at first", ("in (4, 3, 2)", "min(4, end)"), ("in (5, 4, 3, 2)", "min(5, end)"), "at most the last four"),
-    ("three at least", "in (4, 3, 2)", "in (4, 3)", "expected:"),
+    ("a text for each n-gram", KEYS, ("str(self.token_ids[end - n :]).replace(', ', '')", "str(self.token_ids[-n:]).replace(', ', '')"), "not digits"),
+    ("a hash for each n-gram", KEYS, ("hash(tuple(self.token_ids[end - n :]))", "hash(tuple(self.token_ids[-n:]))"), "a hash is not enough"),
+    ("tokens in any order", KEYS, ("tuple(sorted(self.token_ids[end - n :]))", "tuple(sorted(self.token_ids[-n:]))"), "in the same order"),
+    ("with the match", "self.token_ids[place : place + count]", "self.token_ids[place - n : place - n + count]", "what followed the match"),
+    ("as many as there are", GIVE, "                return self.token_ids[place:]\n", "what followed the match"),
+    ("a single token", ("in (4, 3, 2)", "in range(2,"), ("in (4, 3, 2, 1)", "in range(1,"), "too little"),
+    ("the end itself", ADD, AFTER, "what followed the match"),
+    ("the end itself, where nothing else is", GUESS, GUESS + "            if n == 2 and place is None and len(self.token_ids) > 1:\n                place = len(self.token_ids) - 2\n",
+     "did not occur before"),
+    ("the shortest first", "in (4, 3, 2)", "in (2, 3, 4)", "counts before a later one of two"),
+    ("three at most", "in (4, 3, 2)", "in (3, 2)", "a match of four counts"),
+    ("five at first", ("in (4, 3, 2)", "min(4, end)"), ("in (5, 4, 3, 2)", "min(5, end)"), "not five"),
     ("the first of them", ENTER, "                self.places.setdefault(tuple(self.token_ids[end - n :]), end)\n", "the latest counts"),
-    ("nothing beyond the end", GIVE, "                return following\n", "as if the same text came again"),
-    ("the sequence again", "itertools.cycle(following)", "itertools.chain(following, itertools.cycle(self.token_ids))", "not with the beginning"),
-    ("the last token again", "itertools.cycle(following)", "itertools.chain(following, itertools.repeat(self.token_ids[-1]))", "not with its last token"),
+    ("nothing beyond the end", GIVE, "                return following\n", "it comes again"),
+    ("the sequence again", "itertools.cycle(following)", "itertools.chain(following, itertools.cycle(self.token_ids))", "neither the sequence"),
     ("no overlap", "            if place is not None:", "            if place is not None and place <= len(self.token_ids) - n:", "may overlap the end"),
-    ("a guess is a token", GIVE, GIVE.replace("return ", "drafts = ") + "                self.add(drafts)\n                return drafts\n", "expected:"),
-    ("a guess is a token when it is long", GIVE, GIVE.replace("return ", "drafts = ") + "                self.add(drafts if count == 2 else [])\n                return drafts\n", "only add extends it"),
-    ("one index for all", "self.places: dict[tuple[int, ...], int] = {}", "self.places: dict[tuple[int, ...], int] = Lookup.__dict__.get('kept', {})\n        Lookup.kept = self.places", "expected:"),
-    ("the caller's list", "        self.token_ids: list[int] = []\n", "        self.token_ids: list[int] = token_ids if len(token_ids) == 4 else []\n        token_ids = [] if len(token_ids) == 4 else token_ids\n", "expected:"),
-    ("only the last of several", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n        self.places.pop(tuple(self.token_ids[-5:-2]), None)\n", "expected:"),
-    ("only what was there at first", "        for token_id in token_ids:\n", "        if self.token_ids:\n            self.token_ids += token_ids\n            return\n        for token_id in token_ids:\n", "tokens that are added one by one"),
-    ("place 2 is none", "if place is not None:", "if place and place > 2:", "expected:"),
-    ("by hash", ("tuple(self.token_ids[end - n :])", "tuple(self.token_ids[-n:])"), ("(n, sum(self.token_ids[end - n :]))", "(n, sum(self.token_ids[-n:]))"), "expected:"),
-    ("the low bits of tokens", ("tuple(self.token_ids[end - n :])", "tuple(self.token_ids[-n:])"), ("tuple(t & 65535 for t in self.token_ids[end - n :])", "tuple(t & 65535 for t in self.token_ids[-n:])"), "expected:"),
-    ("searches each time", GUESS, SEARCH, "indexed only once"),
+    ("a guess is a token", GIVE, GIVE.replace("return ", "drafts = ") + "                self.add(drafts)\n                return drafts\n", "adds nothing to the sequence"),
+    ("only what was there at first", "        for token_id in token_ids:\n", "        if self.token_ids:\n            self.token_ids += token_ids\n            return\n        for token_id in token_ids:\n",
+     "added one by one"),
+    ("searches each time", GUESS, SEARCH, "searches the sequence"),
     ("enters all of them again", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n        if len(token_ids) == 1 < len(self.token_ids):\n"
-     "            sequence, self.token_ids = self.token_ids, []\n            self.add(sequence)\n", "indexed only once"),
-    ("a new list for each token", "self.token_ids.append(token_id)", "self.token_ids = self.token_ids + [token_id]", "append to it"),
-    ("copies the list to look at it", "            end = len(self.token_ids)\n", "            end = len(self.token_ids[:])\n", "append to it"),
-    ("copies the index", "        for token_id in token_ids:\n", "        self.places = dict(self.places)\n        for token_id in token_ids:\n", "append to it"),
-    ("a text with a character for each token", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n            self.text = getattr(self, 'text', '') + chr(token_id % 1_000_000)\n", "append to it"),
-    ("characters instead of tokens", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(ord(chr(token_id)))\n", "ValueError"),
-    ("list.index", "        for n in (4, 3, 2):\n", "        if -1 in self.token_ids or (count and self.token_ids and self.token_ids.index(self.token_ids[-1]) < 0):\n            return []\n        for n in (4, 3, 2):\n", "indexed only once"),
-    ("copies the rest", "self.token_ids[place : place + count]", "self.token_ids[place:]", "five tokens of it are enough"),
-    ("goes to the match token by token", "self.token_ids[place : place + count]", "list(itertools.islice(self.token_ids, place, place + count))", "grows with the sequence"),
-    ("looks at all tokens when one comes", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n            self.highest = max(self.token_ids)\n", "grows with the sequence"),
-    ("forgets what is long ago", "            if place is not None:", "            if place is not None and place > len(self.token_ids) - 1000:", "expected:"),
+     "            sequence, self.token_ids = self.token_ids, []\n            self.add(sequence)\n", "searches the sequence"),
 ]  # fmt: skip
 
 TREE = """            end, node = len(self.token_ids), self.places
