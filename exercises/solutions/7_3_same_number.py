@@ -41,7 +41,7 @@ def loses() -> tuple[list[float], list[float]]:
     return [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]  # the middle one begins where it ends in the other
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
 POSITIONS = "range(len(output), len(output) + count)"
 ASKED = "distribution(prompt + output + guesses)"
@@ -54,38 +54,24 @@ DRAW = """        for token, probability in enumerate(distribution(prompt + outp
 OVERLAP = "max(0.0, min(end_p, end_q) - max(start_p, start_q))"
 FOUND = "[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]"
 MUTANTS = [
-    ("one number for all guesses", "uniform(seed, position)", "uniform(seed, len(output))", "its own number"),
-    ("positions of the whole sequence", POSITIONS, "range(len(prompt + output), len(prompt + output) + count)", "the prompt's were not drawn"),
-    ("one too far", POSITIONS, "range(len(output) + 1, len(output) + count + 1)", "the number of output tokens"),
-    ("the newest token's number again", POSITIONS, "range(len(output) - 1, len(output) + count - 1)", "the number of output tokens"),
-    ("counts the guesses alone", POSITIONS, "range(count)", "the number of output tokens"),
-    ("another seed", "uniform(seed, position)", "uniform(seed + 1, position)", "expected:"),
-    ("dice", "uniform(seed, position)", "__import__('random').random()", "expected:"),
-    ("numbers one after another, from call to call", "uniform(seed, position)", "uniform(seed, guess.__dict__.setdefault('numbers', __import__('itertools').count()).__next__())", "expected:"),
-    ("does not see its guesses", ASKED, "distribution(prompt + output)", "also follows the guesses before it"),
-    ("does not see the prompt", ASKED, "distribution(output + guesses)", "reads the prompt and the output"),
-    ("does not see the output", ASKED, "distribution(prompt + guesses)", "reads the prompt and the output"),
-    ("the likeliest", DRAW, "        every = distribution(prompt + output + guesses)\n        guesses.append(every.index(max(every)))\n", "don't take the likeliest"),
-    ("equal is enough", "total > u", "total >= u", "equal is not enough"),
-    ("the likeliest first on the line", "enumerate(distribution(prompt + output + guesses))", "sorted(enumerate(distribution(prompt + output + guesses)), key=lambda pair: -pair[1])", "in the order of their ids"),
-    ("one guess too many", POSITIONS, "range(len(output), len(output) + count + 1)", "one guess too many"),
-    ("asks once more", "    return guesses\n", "    distribution(prompt + output + guesses)\n    return guesses\n", "once for each guess"),
+    ("one number for all guesses", "uniform(seed, position)", "uniform(seed, len(output))", "the next guess the next one"),
+    ("positions of the whole sequence", POSITIONS, "range(len(prompt + output), len(prompt + output) + count)", "has position 0"),
+    ("the newest token's number again", POSITIONS, "range(len(output) - 1, len(output) + count - 1)", "has position 0"),
+    ("counts the guesses alone", POSITIONS, "range(count)", "the number of output tokens before it"),
+    ("a seed for all", "uniform(seed, position)", "uniform(0, position)", "that of the seed"),
+    ("does not see its guesses", ASKED, "distribution(prompt + output)", "the guesses before it"),
+    ("does not see the prompt", ASKED, "distribution(output + guesses)", "about the prompt"),
     ("asks for each token", DRAW, "        for token in range(len(distribution(prompt + output + guesses))):\n            total += distribution(prompt + output + guesses)[token]\n            if total > u:\n"
      "                guesses.append(token)\n                break\n", "once for each guess"),
-    ("the output goes on", "    guesses: list[int] = []\n", "    guesses: list[int] = []\n    output += guesses\n    prompt.append(0)\n    prompt.pop()\n    output.append(0)\n", "expected:"),
-    ("the most that is possible", OVERLAP, "min(a, b)", "the best any rule can reach"),
-    ("a negative overlap", OVERLAP, "min(end_p, end_q) - max(start_p, start_q)", "not a negative one"),
-    ("two numbers instead of one", OVERLAP, "a * b", "with two numbers"),
-    ("where the likeliest are the same", "    agreed = start_p = start_q = 0.0\n", "    agreed = start_p = start_q = 0.0\n    p, q = sorted(p, reverse=True), sorted(q, reverse=True)\n", "expected:"),
-    ("the distance of the sums", OVERLAP, "abs(end_p - end_q)", "expected:"),
-    ("one number instead of two", "sum(a * b for", "sum(min(a, b) for", "multiply the probabilities"),
-    ("the likeliest token alone", "sum(a * b for", "max(a * b for", "expected:"),
+    ("the likeliest", DRAW, "        every = distribution(prompt + output + guesses)\n        guesses.append(every.index(max(every)))\n", "takes the first token"),
+    ("equal is enough", "total > u", "total >= u", "is greater than the number"),
+    ("the likeliest first on the line", "enumerate(distribution(prompt + output + guesses))", "sorted(enumerate(distribution(prompt + output + guesses)), key=lambda pair: -pair[1])", "in the order of ids"),
+    ("the most that is possible", OVERLAP, "min(a, b)", "both draw with the same number"),
+    ("two numbers instead of one", OVERLAP, "a * b", "both draw with the same number"),
+    ("a negative overlap", OVERLAP, "min(end_p, end_q) - max(start_p, start_q)", "by 0, not by less"),
+    ("one number instead of two", "sum(a * b for", "sum(min(a, b) for", "each has a separate number"),
     ("they always agree more often", FOUND, "[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]", "where it ends in the other"),
-    ("nearly the same either way", FOUND, "[0.9, 0.1, 0.0], [0.0, 0.1, 0.9]", "where it ends in the other"),
-    ("two tokens", FOUND, "[0.5, 0.5], [0.5, 0.5]", "two lists of three"),
-    ("sums of more than 1", FOUND, "[0.5, 1.0, 0.0], [0.0, 1.0, 0.5]", "that sum to 1"),
-    ("below 0", FOUND, "[0.5, 0.75, -0.25], [-0.25, 0.75, 0.5]", "none below 0"),
-    ("lists", "return " + FOUND, "return [*(" + FOUND + ")]", "a tuple of two lists"),
+    ("sums of more than 1", FOUND, "[0.5, 1.0, 0.0], [0.0, 1.0, 0.5]", "lengths and sums"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [
