@@ -77,33 +77,36 @@ def speed(a, count, seconds, guess, requests):
     return tokens * seconds[requests] / (seconds[requests * (1 + count)] + count * guess)
 
 
+def machines(choose, size):
+    """(seconds, guess, requests, possible counts): random costs that never fall."""
+    seconds = [0.0, 4.0]
+    for _ in range(choose.randint(0, size)):
+        seconds.append(seconds[-1] + choose.choice([0, 1, 2, 8]))
+    requests = choose.randint(1, len(seconds) - 1)
+    return seconds, choose.choice([0.0, 0.5, 3.0]), requests, range((len(seconds) - 1) // requests)
+
+
 def test_any_machine(work):
     """Random costs that never fall: the model counts the chances of 0, 1, 2 … right guesses."""
     for seed in range(300):
-        choose, seconds = random.Random(seed), [0.0, 4.0]
-        for _ in range(choose.randint(0, 1 + seed // 25)):
-            seconds.append(seconds[-1] + choose.choice([0, 1, 2, 8]))
-        a, guess, requests = (
-            choose.randint(0, 16) / 16,
-            choose.choice([0.0, 0.5, 3.0]),
-            choose.randint(1, len(seconds) - 1),
-        )
-        counts = range((len(seconds) - 1) // requests)
-        speeds = [speed(a, count, seconds, guess, requests) for count in counts]
-        count, said = choose.choice(counts), f"{seconds}, {guess}, {requests})"
-        assert work.speed(a, count, seconds, guess, requests) == pytest.approx(speeds[count]), (
-            f"speed({a}, {count}, {said}"
-        )
-        best = next(c for c in counts if speeds[c] > max(speeds) - 1e-9)
-        if all(c == best or speeds[c] < max(speeds) - 1e-9 for c in counts):  # else rounding decides
-            assert work.best(a, seconds, guess, requests) == best, f"best({a}, {said}"
-        if count:
-            got = work.break_even(count, seconds, guess, requests)
-            fastest = speed(1.0, count, seconds, guess, requests)
-            assert (got is None) == (fastest < 1), (
-                f"break_even({count}, {said}: {got}; with all right it is {fastest} times as fast"
-            )
-            if got is not None:
-                less, more = (speed(got + change, count, seconds, guess, requests) for change in (-1e-6, 1e-6))
-                assert more >= 1, f"break_even({count}, {said}: {got} is too small"
-                assert less <= 1 or got < 1e-6, f"break_even({count}, {said}: {got} is not the smallest"
+        choose = random.Random(seed)
+        (*machine, counts), a = machines(choose, 1 + seed // 25), choose.randint(0, 16) / 16
+        speeds = [speed(a, count, *machine) for count in counts]
+        for count in counts:
+            assert work.speed(a, count, *machine) == pytest.approx(speeds[count]), f"speed({a}, {count}, *{machine})"
+        fast = [count for count in counts if speeds[count] > max(speeds) - 1e-9]  # of several, rounding decides
+        assert work.best(a, *machine) in fast, f"best({a}, *{machine}), expected one of {fast}"
+
+
+def test_any_break_even(work):
+    """Random costs: with the smallest a that is returned, and 0.000001 more, guesses are no slower than none."""
+    for seed in range(300):
+        *machine, counts = machines(random.Random(seed), 1 + seed // 25)
+        for count in counts[1:]:
+            got, called = work.break_even(count, *machine), f"break_even({count}, *{machine})"
+            if speed(1.0, count, *machine) < 1:
+                assert got is None, f"{called}: slower even when all are right"
+            else:
+                assert got is not None, f"{called}: fast enough when all are right"
+                assert speed(got + 1e-6, count, *machine) >= 1, f"{called}: {got} is too small"
+                assert got < 1e-6 or speed(got - 1e-6, count, *machine) <= 1, f"{called}: {got} is not the smallest"
