@@ -63,10 +63,10 @@ def test_blocks_of_four(work, length, table, left_over):
 def test_any_cache(work):
     """Random tables, blocks, heads: the same as dense attention; what is left over is NaN."""
     torch.manual_seed(0)
-    for seed in range(150):
+    for seed in range(80):
         choose = random.Random(seed)
         block_size, n_head, head_dim = choose.randint(1, 5), choose.randint(1, 3), choose.choice([1, 4, 8])
-        table = choose.sample(range(9), choose.randint(1, 1 + seed // 30))
+        table = choose.sample(range(9), choose.randint(1, 1 + seed // 20))
         length = choose.randint(1, block_size * len(table))
         query, keys, values = torch.randn(n_head, head_dim), *torch.randn(2, length, n_head, head_dim)
         said = f"{length} tokens, table {table}, blocks of {block_size}, {n_head} heads of {head_dim}"
