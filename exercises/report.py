@@ -75,11 +75,12 @@ class Report:
 
 
 def rule(item: pytest.Item) -> str:
-    """What a test is about: the id of its case, or its docstring's first line, or its name."""
-    if hasattr(item, "callspec") and not item.callspec.id[:1].isdecimal():
+    """What a test is about: the id of its case, if it is a phrase; or its docstring's first line, or its name."""
+    if hasattr(item, "callspec") and " " in item.callspec.id:
         return item.callspec.id
-    function = getattr(item, "function", None)
-    return (inspect.getdoc(function) or item.name.removeprefix("test_").replace("_", " ")).split("\n")[0]
+    name = getattr(item, "originalname", None) or item.name
+    said = inspect.getdoc(getattr(item, "function", None)) or name.removeprefix("test_").replace("_", " ")
+    return said.split("\n")[0]
 
 
 def case(item: pytest.Item) -> list[str]:
