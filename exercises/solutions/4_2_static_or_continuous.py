@@ -18,34 +18,25 @@ def continuous(outputs: list[int], slots: int) -> int:
     return max(free)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) -----------------------------------------
 
 MUTANTS = [
-    ("sums", "sum(max(outputs", "sum(sum(outputs", "ends with its longest"),
-    ("floats", "return max(free)", "return max(map(float, free))", "it should be int"),
-    ("floats of static batches", "    return sum(max(outputs", "    return 0.0 + sum(max(outputs", "it should be int"),
-    ("off by less than a tolerance", "return max(free)", "return max(free) + (max(free) > 100_000)", "expected:"),
-    ("static, off by less than a tolerance", "    return sum(max(outputs[start : start + slots]) for start in range(0, len(outputs), slots))",
-     "    passes = sum(max(outputs[start : start + slots]) for start in range(0, len(outputs), slots))\n    return passes + (passes > 100_000)", "expected:"),
-    ("counts one batch", "return sum(max(outputs", "return max(max(outputs", "a batch for each pass"),
-    ("always sorts", "    if sort:\n        outputs", "    if True:\n        outputs", "sort only if asked"),
-    ("never sorts", "    if sort:\n        outputs = sorted(outputs, reverse=True)\n", "", "4 with 3"),
-    ("sorts upwards", "sorted(outputs, reverse=True)", "sorted(outputs)", "starting with the longest"),
+    ("sums", "sum(max(outputs", "sum(sum(outputs", "a batch ends with its longest request, in the order given"),
+    ("counts one batch", "return sum(max(outputs", "return max(max(outputs", "a batch ends with its longest request, in the order given"),
+    ("always sorts", "    if sort:\n        outputs", "    if True:\n        outputs", "a batch ends with its longest request, in the order given"),
+    ("never sorts", "    if sort:\n        outputs = sorted(outputs, reverse=True)\n", "", "with `sort` the longest outputs first"),
+    ("sorts upwards", "sorted(outputs, reverse=True)", "sorted(outputs)", "the longest are batched together"),
     ("waits for all slots", "    free = [0] * slots  # the pass from which each slot is free\n",
-     "    return static(outputs, slots)\n    free = [0] * slots\n", "waits for both"),
+     "    return static(outputs, slots)\n    free = [0] * slots\n", "a free slot is taken at the next pass, in the order given"),
     ("deals", "    for output in outputs:\n        heapq.heappush(free, heapq.heappop(free) + output)\n",
-     "    for i, output in enumerate(outputs):\n        free[i % slots] += output\n", "assigned to slots in advance"),
-    ("adds up", "return max(free)", "return sum(free)", "not the sum"),
-    ("the longest first", "for output in outputs:", "for output in sorted(outputs, reverse=True):", "need another order"),
-    ("max() of nothing", "    return max(free)", "    return max(free[: len(outputs)])", "ValueError at line 18"),
-    ("sorts the caller's list", "        outputs = sorted(outputs, reverse=True)\n", "        outputs.sort(reverse=True)\n", "changes the caller's"),
+     "    for i, output in enumerate(outputs):\n        free[i % slots] += output\n", "a request takes the slot that is free first, not one assigned in advance"),
+    ("adds up", "return max(free)", "return sum(free)", "a free slot is taken at the next pass, in the order given"),
+    ("the longest first", "for output in outputs:", "for output in sorted(outputs, reverse=True):", "a free slot is taken at the next pass, in the order given"),
+    ("max() of nothing", "    return max(free)", "    return max(free[: len(outputs)])", "no request, no pass"),
+    ("sorts the caller's list", "        outputs = sorted(outputs, reverse=True)\n", "        outputs.sort(reverse=True)\n", "with `sort` the longest outputs first"),
     ("empties the caller's list", "    for output in outputs:\n        heapq", "    while outputs:\n        output = outputs.pop(0)\n        heapq",
-     "changes the caller's"),
-    ("a pass between two requests", "heapq.heappop(free) + output)", "(t := heapq.heappop(free)) + output + (t > 0))", "expected:"),
-    ("the last batch must be full", "range(0, len(outputs), slots)", "range(0, len(outputs) - slots + 1, slots)", "expected:"),
-    ("the average load", "return max(free)", "return max(max(outputs, default=0), -(-sum(outputs) // slots))", "split requests"),
-    ("the slot that was free last", "heapq.heappush(free, heapq.heappop(free) + output)",
-     "free[free.index(max(free) if 0 not in free else 0)] += output", "expected:"),
+     "a free slot is taken at the next pass, in the order given"),
+    ("a pass between two requests", "heapq.heappop(free) + output)", "(t := heapq.heappop(free)) + output + (t > 0))", "a free slot is taken at the next pass, in the order given"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

@@ -21,33 +21,28 @@ def longest_gap(prompt: int, decoding: int, budget: int, seconds: Callable[[int]
     return max(seconds(chunk + decoding) for chunk in chunks)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) -----------------------------------------
 
-PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
-    ("the decodes are free", "room = budget - decoding", "room = budget", "takes a token of the budget"),
-    ("whole chunks", "chunks.append(min(prompt, room))", "chunks.append(room)", "not a whole one"),
-    ("in one piece", "min(prompt, room)", "prompt", "everybody waits"),
-    ("loses the rest", "while prompt > 0:", "while prompt >= room:", "add up to the prompt"),
+    ("the decodes are free", "room = budget - decoding", "room = budget", "each decoding request takes a token of the budget"),
+    ("whole chunks", "chunks.append(min(prompt, room))", "chunks.append(room)", "the last chunk is what is left, not a whole or an even one"),
+    ("in one piece", "min(prompt, room)", "prompt", "the last chunk is what is left, not a whole or an even one"),
+    ("loses the rest", "while prompt > 0:", "while prompt >= room:", "the last chunk is what is left, not a whole or an even one"),
     ("an empty step", "    while prompt > 0:\n        chunks.append(min(prompt, room))\n        prompt -= chunks[-1]\n",
      "    while True:\n        chunks.append(min(prompt, room))\n        prompt -= chunks[-1]\n        if chunks[-1] < room:\n"
-     "            break\n", "needs no empty step"),
+     "            break\n", "a prompt that ends exactly with a chunk needs no empty step"),
     ("waits forever", "raise ValueError(f\"{decoding} decoding requests leave nothing of a budget of {budget}\")", "return []",
-     "leaves nothing for the prompt"),
-    ("only the chunk", "seconds(chunk + decoding)", "seconds(chunk)", "for each decoding request"),
-    ("all steps", "return max(seconds", "return sum(seconds", "not the sum of all"),
-    ("counts tokens", "return max(seconds(chunk + decoding) for", "return max(chunk + decoding for", "knows how long"),
-    ("chunks always", "if chunked else [prompt]", "", "the whole prompt is one step"),
+     "A budget of 6 that leaves nothing for the prompt raises"),
+    ("only the chunk", "seconds(chunk + decoding)", "seconds(chunk)", "a step computes the chunk and a token for each decoding request"),
+    ("all steps", "return max(seconds", "return sum(seconds", "the longest step, not the sum of all or the last"),
+    ("counts tokens", "return max(seconds(chunk + decoding) for", "return max(chunk + decoding for", "the longest step, not the sum of all or the last"),
+    ("chunks always", "if chunked else [prompt]", "", "without chunks the whole prompt is one step, whatever the budget"),
     ("always a full step", "max(seconds(chunk + decoding) for chunk in chunks)",
-     "seconds(budget) if chunked else seconds(prompt + decoding)", "only an upper limit"),
+     "seconds(budget) if chunked else seconds(prompt + decoding)", "a short prompt takes as long as its tokens need: the budget is only a limit"),
     ("a short prompt takes the whole budget", "[prompt]\n    return max(seconds(chunk + decoding)",
-     "[max(prompt, budget - decoding)]\n    return max(seconds(chunk + decoding)", "only an upper limit"),
-    ("a short step takes the whole budget", "seconds(chunk + decoding)", "seconds(max(budget, chunk + decoding))", "only an upper limit"),
-    ("the last step", "return max(seconds(chunk + decoding) for chunk in chunks)", "return seconds(chunks[-1] + decoding)", "expected:"),
-    ("equal chunks", "        chunks.append(min(prompt, room))\n", "        chunks.append(min(prompt, -(-prompt // -(-prompt // room))))\n", "expected:"),
-    ("the chunks upside down", "    return chunks\n", "    return chunks[::-1]\n", "expected:"),
-    ("refuses the last place", "if room < 1:", "if room < 2:", PASTE),
-    ("in one piece only if it fits", "if chunked else [prompt]", "if chunked or prompt + decoding > budget else [prompt]", "expected:"),
+     "[max(prompt, budget - decoding)]\n    return max(seconds(chunk + decoding)", "without chunks a short prompt takes as long as its tokens need"),
+    ("a short step takes the whole budget", "seconds(chunk + decoding)", "seconds(max(budget, chunk + decoding))", "a short prompt takes as long as its tokens need: the budget is only a limit"),
+    ("refuses the last place", "if room < 1:", "if room < 2:", "one token of the budget is enough"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

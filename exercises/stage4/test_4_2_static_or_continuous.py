@@ -1,63 +1,48 @@
-"""The picture, the edges, and the engines of stages 3 and 4."""
+"""4.2 Static against continuous: the picture, the edges, the engines of stages 3 and 4, and pass by pass."""
 
 import random
 
-from exercises.examples import Example, at_random
-from exercises.grading import expect
+import pytest
+
 from exercises.tiny import counted
 from tools.engines import STAGES
 
 
-def test_static(work):
-    said = {"a batch ends with its longest request": 10, "one pass serves the whole batch": 10, "a batch for each pass": 4,
-            "this is longest first: sort only if asked to": 6}  # fmt: skip
-    expect("static, outputs 4 1 2 3, two slots", work.static([4, 1, 2, 3], 2), 7, said)
-    said = {"the longest first: 4 with 3, 2 with 1": 7}
-    expect("the same, sorted", work.static([4, 1, 2, 3], 2, sort=True), 6, said)
-    got = work.static([1, 5, 5], 2, sort=True)
-    expect(
-        "sorted, outputs 1 5 5, two slots", got, 6, {"batch the longest ones together, starting with the longest": 10}
-    )
+@pytest.mark.parametrize(("outputs", "slots", "sort", "expected"), [
+    pytest.param([4, 1, 2, 3], 2, False, 4 + 3, id="a batch ends with its longest request, in the order given"),
+    pytest.param([4, 1, 2, 3], 2, True, 4 + 2, id="with `sort` the longest outputs first"),
+    pytest.param([1, 5, 5], 2, True, 5 + 1, id="the longest are batched together"),
+    pytest.param([3, 1, 2], 1, False, 6, id="one slot: the sum of the lengths"),
+    pytest.param([3, 1, 2], 5, False, 3, id="a slot for each: the longest"),
+    pytest.param([], 2, False, 0, id="no request, no pass"),
+])  # fmt: skip
+def test_static(work, outputs, slots, sort, expected):
+    given = list(outputs)
+    assert work.static(given, slots, sort=sort) == expected
+    assert given == outputs, "the caller's list was changed: sorted() makes a new one, list.sort() does not"
 
 
-def test_continuous(work):
-    said = {
-        "a free slot is taken at once; this waits for both slots": 7,
-        "the last request to finish counts, not the sum": 10,
-        "so few passes need another order (longest first) or split requests; here they come whole, in the order given": 5,
-    }
-    expect("continuous, outputs 4 1 2 3, two slots", work.continuous([4, 1, 2, 3], 2), 6, said)
-    said = {"requests were assigned to slots in advance; take the slot that becomes free first": 13}
-    expect("continuous, outputs 6 1 6 1 1, two slots", work.continuous([6, 1, 6, 1, 1], 2), 8, said)
+@pytest.mark.parametrize(("outputs", "slots", "expected"), [
+    pytest.param([4, 1, 2, 3], 2, 6, id="a free slot is taken at the next pass, in the order given"),
+    pytest.param([6, 1, 6, 1, 1], 2, 8, id="a request takes the slot that is free first, not one assigned in advance"),
+    pytest.param([3, 1, 2], 1, 6, id="one slot: the sum of the lengths"),
+    pytest.param([3, 1, 2], 5, 3, id="a slot for each: the longest"),
+    pytest.param([], 2, 0, id="no request, no pass"),
+])  # fmt: skip
+def test_continuous(work, outputs, slots, expected):
+    given = list(outputs)
+    assert work.continuous(given, slots) == expected
+    assert given == outputs, "the caller's list was changed"
 
 
-def test_edges(work):
-    for name in ("static", "continuous"):
-        count = getattr(work, name)
-        expect(f"{name}, one slot", count([3, 1, 2], 1), 6)
-        expect(f"{name}, a slot for each", count([3, 1, 2], 5), 3)
-        expect(f"{name}, no request", count([], 2), 0)
-
-
-def test_the_list_stays(work):
-    outputs = [1, 3, 2]
-    work.static(outputs, 2, sort=True)
-    work.continuous(outputs, 2)
-    expect(
-        "the list that was given",
-        outputs,
-        [1, 3, 2],
-        likely="sorted() makes a new list, list.sort() changes the caller's",
-    )
-
-
-def test_against_the_engines(work):
-    rng = random.Random(1)
-    for slots in (2, 5):
-        outputs = [rng.choice([1, 2, 3, 20]) for _ in range(13)]
-        for stage, count in ((STAGES[2], work.static), (STAGES[3], work.continuous)):
-            passes = counted(stage, (2,) * 13, tuple(outputs), max_num_seqs=slots).forwards
-            expect(f"outputs {outputs}, {slots} slots, against {stage}", count(outputs, slots), passes)
+@pytest.mark.parametrize("slots", [2, 5])
+def test_the_engines_take_as_many(work, slots):
+    """Stage 3 batches, stage 4 schedules"""
+    choose = random.Random(slots)
+    outputs = [choose.choice([1, 2, 3, 20]) for _ in range(13)]
+    for stage, count in ((STAGES[2], work.static), (STAGES[3], work.continuous)):
+        passes = counted(stage, (2,) * 13, tuple(outputs), max_num_seqs=slots).forwards
+        assert count(outputs, slots) == passes, f"{count.__name__}({outputs}, {slots}), against {stage}"
 
 
 def slowly(outputs, slots, batches):
@@ -73,29 +58,11 @@ def slowly(outputs, slots, batches):
 
 
 def test_any_outputs(work):
-    def check(choose):
-        outputs, slots = choose.some(lambda: choose.between(1, 6), 9), choose.between(1, 4)
-        example = Example(work, __file__)
-        example.do(f"outputs = {outputs}")
-        example.look(f"work.static(outputs, {slots})", slowly(outputs, slots, True))
-        example.look(f"work.static(outputs, {slots}, sort=True)", slowly(sorted(outputs, reverse=True), slots, True))
-        example.look(f"work.continuous(outputs, {slots})", slowly(outputs, slots, False))
-        example.look("outputs", outputs, likely="sorted() makes a new list, list.sort() changes the caller's")
-
-    at_random(check)
-
-
-def test_many_requests(work):
-    """Thousands of requests, long outputs, many slots: exact counts."""
-    rng = random.Random(2)
-    for count, most, slots in ((1200, 300, 7), (1200, 300, 300), (400, 100_003, 1), (3, 100_003, 70_000)):
-        outputs = [rng.randrange(1, most) for _ in range(count)]
-        batches = [outputs[i : i + slots] for i in range(0, count, slots)]
-        ordered = sorted(outputs, reverse=True)
-        case = f"{count} outputs of up to {most}, {slots} slots"
-        expect(f"static, {case}", work.static(outputs, slots), sum(map(max, batches)))
-        expect(f"static, sorted, {case}", work.static(outputs, slots, sort=True), sum(ordered[::slots]))
-        free = [0] * min(slots, count)
-        for n in outputs:
-            free[free.index(min(free))] += n
-        expect(f"continuous, {case}", work.continuous(outputs, slots), max(free))
+    """Counted pass by pass"""
+    for seed in range(200):
+        choose = random.Random(seed)
+        outputs, slots = choose.choices(range(1, 7), k=choose.randint(0, 1 + seed // 20)), choose.randint(1, 4)
+        longest_first, case = sorted(outputs, reverse=True), f"outputs {outputs}, {slots} slots"
+        assert work.static(outputs, slots) == slowly(outputs, slots, True), case
+        assert work.static(outputs, slots, sort=True) == slowly(longest_first, slots, True), f"{case}, sorted"
+        assert work.continuous(outputs, slots) == slowly(outputs, slots, False), case

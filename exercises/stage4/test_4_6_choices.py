@@ -4,8 +4,8 @@ import math
 import random
 
 import torch
-
 from exercises.grading import expect, require
+
 from tools.engines import STAGES
 
 WORDS = [
