@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb  # noq
 SIZES = dict(vocab_size=97, n_layer=3, n_embd=48, n_inner=80, n_head=6, n_kv_head=2, head_dim=8, epsilon=1e-5)
 TOKENS = torch.tensor([5, 17, 5, 96, 0, 33, 33, 8, 61, 2, 44])
 POSITIONS = torch.arange(len(TOKENS))
-VISIBLE = POSITIONS <= POSITIONS[:, None]
+VISIBLE = POSITIONS[:, None] >= POSITIONS
 X = torch.randn(len(TOKENS), SIZES["n_embd"], generator=torch.Generator().manual_seed(1))
 HEADS = torch.randn(2, len(TOKENS), SIZES["head_dim"], generator=torch.Generator().manual_seed(2))
 

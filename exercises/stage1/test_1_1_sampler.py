@@ -5,6 +5,7 @@ import random
 
 from exercises.examples import Example, at_random
 from exercises.grading import OneOf, expect
+
 from tools.engines import STAGES
 
 NAMES = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

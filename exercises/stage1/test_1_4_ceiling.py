@@ -5,10 +5,10 @@ import time
 from numbers import Real
 
 import torch
-
-from exercises.catalogue import lock
 from exercises.examples import Example, at_random
 from exercises.grading import expect, require
+
+from exercises.catalogue import lock
 from tools.engines import STAGES
 
 SMALL = dict(n_layer=12, n_embd=768, n_inner=3072, vocab_size=50257)

@@ -1,9 +1,9 @@
 """A test for each mistake: a model that records its arguments shows them one by one."""
 
 import torch
-
 from exercises.examples import Example, at_random
 from exercises.grading import OneOf, Wrong, expect
+
 from exercises.tiny import one_thread
 from tools.engines import STAGES
 

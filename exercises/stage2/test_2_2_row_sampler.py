@@ -3,9 +3,9 @@
 import math
 
 import torch
-
 from exercises.examples import Example, at_random
 from exercises.grading import expect, require
+
 from exercises.tiny import one_thread
 
 

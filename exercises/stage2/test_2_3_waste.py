@@ -2,6 +2,7 @@
 
 from exercises.examples import Example, at_random
 from exercises.grading import OneOf, expect
+
 from exercises.tiny import counted
 from tools.engines import STAGES
 

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-from pytest import approx
 
 from exercises.tiny import counted
 from tools.engines import STAGES
@@ -32,7 +31,7 @@ def test_the_engines_compute_as_many(work, prompt, output):
     pytest.param(10, 1000, 504.955, id="a long output saves much"),
 ])  # fmt: skip
 def test_saving(work, prompt, output, expected):
-    assert work.saving(prompt, output) == approx(expected, rel=1e-4)
+    assert work.saving(prompt, output) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(("parameters", "n_layer", "n_embd", "batch", "expected"), [
@@ -43,7 +42,7 @@ def test_saving(work, prompt, output, expected):
     pytest.param(1, 1, 1, 400, 0.00125, id="a float, however small"),
 ])  # fmt: skip
 def test_even_context(work, parameters, n_layer, n_embd, batch, expected):
-    assert work.even_context(parameters, n_layer, n_embd, batch) == approx(expected, rel=1e-9)
+    assert work.even_context(parameters, n_layer, n_embd, batch) == pytest.approx(expected, rel=1e-9)
 
 
 def test_any_lengths(work):
@@ -58,4 +57,4 @@ def test_any_lengths(work):
         case = f"prompt {prompt}, output {output}"
         assert work.tokens_without(prompt, output) == len(without), case
         assert work.tokens_with(prompt, output) == len(cached), case
-        assert work.saving(prompt, output) == approx(len(without) / len(cached)), case
+        assert work.saving(prompt, output) == pytest.approx(len(without) / len(cached)), case

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-from pytest import approx
 
 from exercises.tiny import tiny_engine
 from tools.engines import STAGES, traced
@@ -40,7 +39,7 @@ def seconds(tokens):
     pytest.param(2, 2, False, 4, id="without chunks a short prompt takes as long as its tokens need"),
 ])  # fmt: skip
 def test_longest_gap(work, prompt, decoding, chunked, tokens):
-    assert work.longest_gap(prompt, decoding, 6, seconds, chunked) == approx(seconds(tokens))
+    assert work.longest_gap(prompt, decoding, 6, seconds, chunked) == pytest.approx(seconds(tokens))
 
 
 def test_the_engine_takes_the_same_chunks(work):
@@ -74,4 +73,6 @@ def test_any_prompt(work):
             f"plan{prompt, decoding, budget}"
         )
         case = f"longest_gap({prompt}, {decoding}, {budget}, seconds, True)"
-        assert work.longest_gap(prompt, decoding, budget, seconds, True) == approx(seconds(max(map(len, steps)))), case
+        assert work.longest_gap(prompt, decoding, budget, seconds, True) == pytest.approx(
+            seconds(max(map(len, steps)))
+        ), case

@@ -4,7 +4,6 @@ import os
 import random
 
 import torch
-
 from exercises.grading import expect, require
 
 PANEL = 32

@@ -3,7 +3,6 @@
 import os
 
 import torch
-
 from exercises.grading import expect, require
 
 PANEL = 32

@@ -5,7 +5,6 @@ import os
 
 import torch
 import torch.nn.functional as F
-
 from exercises.grading import expect, require
 
 PANEL = 32

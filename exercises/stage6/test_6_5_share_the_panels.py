@@ -4,7 +4,6 @@ import random
 from itertools import pairwise
 
 import torch
-
 from exercises.grading import expect, require
 
 PANEL = 32

@@ -1,9 +1,9 @@
 """Matrices whose scales are powers of two, so that every correct way gives the same bits; outliers, zeros, groups."""
 
 import torch
-
 from exercises.examples import Example, at_random
 from exercises.grading import OneOf, expect, require
+
 from exercises.tiny import one_thread
 
 # With scales of 1/128, 2 and 1/4 no number is halfway between two integers.

@@ -2,9 +2,9 @@
 used, with operands that saturate."""
 
 import torch
-
 from exercises.examples import Example, at_random
 from exercises.grading import OneOf, expect, require
+
 from exercises.stage8 import instructions
 from exercises.tiny import one_thread
 

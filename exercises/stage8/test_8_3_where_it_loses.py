@@ -3,9 +3,9 @@
 import math
 
 import torch
-
 from exercises.examples import Example, at_random
 from exercises.grading import OneOf, expect, require
+
 from stage08_int8.quantize import Int8Linear, quantize
 
 # (weights, bandwidth, (products of float32, of int8), seconds of the rest)
