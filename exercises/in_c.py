@@ -1,272 +1,213 @@
 """An answer that is written in C.
 
-    work = AnswerInC(path)
-    work.multiply(x, panels, y, 3, 5)     # tensors for the arrays, in the order of the C function's arguments
-    with work.pages(panels=2) as fetched:
-        work.multiply(x, panels, y, 3, 5)
-    fetched["panels"]                     # the pages that a cache of two would have fetched, in order
+    program = compiled(path, folder)
+    work = Running(program)
+    work.multiply(x, panels, y, 3, 5)                            # arrays of numpy, in the order of the C function
+    work.grouped(x, panels, y, 1, 3, 5, pages_of="panels", keep=2)   # the pages that a cache of two would fetch
 
-It is compiled into a library, with traps around each array (see judge.c): an answer that reads or writes outside,
-writes to a `const` array, or uses more than 64 KB of stack ends with a message that says where. The functions that can
-be called, and which of their arrays are const, are read from the declarations in the exercise's header, and from
-`test_N_M_name.c` where a test needs C functions.
+The answer is compiled together with in_c.c into a program, with AddressSanitizer. The
+program makes the calls that it gets through a pipe. What ends it (a number outside an array, a division by zero, a loop
+that does not end) is an error in the line of the answer.
+
+The functions, and which of their arrays are `const`, are read from the exercise's part of linear.h, and from
+test_N_M_name.c where a test needs C functions.
 """
 
-import ctypes
-import functools
-import platform
+import os
 import re
+import select
+import shlex
+import shutil
+import signal
 import struct
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from stage06_fast.support.compiler import find_compiler
+import numpy as np
 
 FOLDER = Path(__file__).resolve().parent
-TRAPS = FOLDER / "judge.c"
-X86 = ("-march=native", "-mprefer-vector-width=512") if platform.machine() in ("x86_64", "AMD64") else ()
-FLAGS = ("-O3", *X86, "-fno-math-errno", "-Wall", "-Werror=implicit-function-declaration", "-Werror=return-type")
-LINKED = ("-Wl,-Bsymbolic", "-Wl,-z,defs") if sys.platform == "linux" else ()  # call its own functions; miss none
-COUNTED = ("malloc", "calloc", "realloc", "aligned_alloc", "posix_memalign", "mmap")
+X86 = ["-march=native"] if os.uname().machine in ("x86_64", "AMD64") else []
+FLAGS = [*X86, "-fno-math-errno", "-pthread", "-Werror=implicit-function-declaration", "-Werror=return-type"]
+SANITIZER = ["-O2", "-g", "-fno-omit-frame-pointer", "-fsanitize=address"]
 DECLARATION = re.compile(r"^(void|int64_t) (\w+)\(([^)]*)\)(?: \{|;)", re.MULTILINE)
-DONE, OUTSIDE, NOT_WRITTEN = 0, 1, 2
-NOTES, MOST_KEPT = 1 << 16, 64  # as in judge.c
-SIGNALS = {4: "an instruction that this CPU does not have", 6: "abort()", 8: "a division by zero"}
-
-
-class Given(ctypes.Structure):
-    """An array as passed to judge.c."""
-
-    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_int64), ("writable", ctypes.c_int64),
-                ("keep", ctypes.c_int64), ("fetched", ctypes.c_void_p), ("num_fetched", ctypes.c_int64)]  # fmt: skip
-
-
-class Reply(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("kind", "first", "second", "allocated")]
+DONE, NOT_WRITTEN, OUTSIDE = range(3)  # as in in_c.c
+SECONDS = 5  # that a call may take; a right one takes less than one
+STACK = 1 << 18  # the answer's 64 KB, and what the sanitizers add
 
 
 class Stopped(Exception):
-    """A trap stopped the answer."""
-
-
-class CompileError(Exception):
-    """The compiler rejects the answer."""
-
-    def __init__(self, text: str, lineno: int | None = None):
-        super().__init__(text)
-        self.lineno = lineno
+    """The program ended in the middle of a call."""
 
 
 class Function(NamedTuple):
-    """The declaration of a C function: its arrays, whether each is const, and the names of all arguments."""
+    """The declaration of a C function."""
 
     name: str
-    arrays: tuple[tuple[str, bool], ...]
-    names: tuple[str, ...]
     returns: bool
+    arguments: list[tuple[str, bool, bool]]  # name, is an array, is const
 
     @property
     def call(self) -> str:
-        """A line of C that calls it."""
-        arrays = iter(range(len(self.arrays)))
-        numbers = iter(range(len(self.names)))
-        of = dict(self.arrays)
-        made = [f"arrays[{next(arrays)}]" if name in of else f"numbers[{next(numbers)}]" for name in self.names]
-        value = f"{self.name}({', '.join(made)})"
-        does = f"return {value};" if self.returns else f"{{ {value}; return 0; }}"
-        return f'    if (!strcmp(name, "{self.name}")) {does}'
+        """A line of C."""
+        passed = [f"(void *)a[{i}]" if array else f"a[{i}]" for i, (_, array, _) in enumerate(self.arguments)]
+        value = f"{self.name}({', '.join(passed)})"
+        return f'    if (!strcmp(name, "{self.name}")) ' + (f"return {value};" if self.returns else f"{value};")
 
 
-def declared(text: str) -> dict[str, Function]:
-    """The functions that a C text declares or defines at the beginning of a line, by name."""
+class Program(NamedTuple):
+    """A compiled answer."""
+
+    answer: Path
+    file: Path
+    functions: dict[str, Function]
+
+
+def functions_of(text: str) -> dict[str, Function]:
+    """The functions that a C text declares at the beginning of a line, by name."""
     found = {}
     for kind, name, arguments in DECLARATION.findall(text):
-        parts = [part.strip() for part in arguments.split(",") if part != "void"]
-        names = [re.findall(r"\w+", part)[-1] for part in parts]
-        arrays = [(n, part.startswith("const ")) for n, part in zip(names, parts, strict=True) if "*" in part]
-        found[name] = Function(name, tuple(arrays), tuple(names), kind == "int64_t")
+        parts = [part for part in arguments.split(",") if part != "void"]
+        described = [(re.findall(r"\w+", part)[-1], "*" in part, "const " in part) for part in parts]
+        found[name] = Function(name, kind == "int64_t", described)
     return found
 
 
-def functions_of(header: str, number: str) -> dict[str, Function]:
-    """The functions that a header declares between the line `/* 6.2 */` and the next such line."""
-    section = header.split(f"/* {number} */")[1] if f"/* {number} */" in header else ""
-    return declared(re.split(r"^/\* \d+\.\d+ \*/$", section, flags=re.MULTILINE)[0])
+def compiled(answer: Path, folder: Path) -> Program:
+    """The program in this folder. Raises SyntaxError with the compiler's first error; RuntimeError if there is no
+    compiler."""
+    number, header = ".".join(answer.stem.split("_")[:2]), FOLDER / "stage6" / "linear.h"
+    more = header.with_name(f"test_{answer.stem}.c")
+    text = header.read_text(encoding="utf-8").split(f"/* {number} */")[1].split("\n/* ")[0]
+    text += more.read_text(encoding="utf-8") if more.exists() else ""
+    functions = functions_of(f"int64_t group_size(void);{text}")
+    included = [header, *([more] if more.exists() else [])]
+    lines = [*(f'#include "{path}"' for path in included), "#include <string.h>"]
+    lines += ["int64_t group_size(void) { return GROUP; }", "int64_t call(const char *name, const int64_t *a) {"]
+    lines += [*(function.call for function in functions.values()), "    return 0;", "}", ""]
+    (folder / "calls.c").write_text("\n".join(lines), encoding="utf-8")
+    run_compiler([*SANITIZER, answer, folder / "calls.c", FOLDER / "in_c.c"], answer, folder / "answer")
+    return Program(answer, folder / "answer", functions)
 
 
-@functools.cache
-def kept_folder() -> tempfile.TemporaryDirectory:
-    """A folder for files that are compiled once for all answers; removed at the end."""
-    return tempfile.TemporaryDirectory(prefix="judge-")
+def run_compiler(arguments: list, answer: Path, to: Path) -> None:
+    """Compile and link an answer. Raises SyntaxError with the compiler's first error; RuntimeError if something else
+    is wrong."""
+    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    if shutil.which(command[0]) is None:
+        raise RuntimeError(f"there is no C compiler: no program {command[0]!r}")
+    command += [*FLAGS, f"-I{FOLDER / 'stage6'}", *map(str, arguments), "-lm", "-o", str(to)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+    if done.returncode == 0:
+        return
+    own = re.search(rf"{re.escape(answer.name)}:(\d+):(\d+): (?:fatal )?error: (.*)", done.stderr)
+    missing = re.search(r"undefined (?:reference to|symbol:?) [`'_]*(\w+)", done.stderr)
+    missing = missing or re.search(r'"_(\w+)", referenced from', done.stderr)  # macOS
+    if own:
+        raise SyntaxError(own[3], (str(answer), int(own[1]), int(own[2]), line_of(answer, int(own[1]))))
+    if missing and missing[1] in functions_of((FOLDER / "stage6" / "linear.h").read_text(encoding="utf-8")):
+        raise SyntaxError(f"there is no function {missing[1]}", (str(answer), 1, 1, line_of(answer, 1)))
+    errors = [line for line in done.stderr.splitlines() if "error" in line or "cannot find" in line]
+    raise RuntimeError(f"the C compiler {command[0]} fails: {[*errors, done.stderr.strip()][0][:300]}")
 
 
-class Exercise(NamedTuple):
-    """The command that compiles an answer."""
-
-    number: str
-    header: Path
-    more: Path | None
-
-    @classmethod
-    def of(cls, path: Path) -> "Exercise":
-        number = ".".join(path.stem.split("_")[:2])
-        folder = FOLDER / f"stage{number.split('.')[0]}"
-        more = folder / f"test_{path.stem}.c"
-        return cls(number, folder / "linear.h", more if more.exists() else None)
-
-    @property
-    @functools.cache  # noqa: B019 (there are a few)
-    def functions(self) -> dict[str, Function]:
-        found = functions_of(self.header.read_text(encoding="utf-8"), self.number)
-        return found | (declared(self.more.read_text(encoding="utf-8")) if self.more else {})
+def line_of(answer: Path, number: int) -> str:
+    return answer.read_text(encoding="utf-8").splitlines()[number - 1]
 
 
-@functools.cache
-def harness(exercise: Exercise) -> Path:
-    """The object file that runs an answer to this exercise: the traps, and the calls of its functions."""
-    source = Path(kept_folder().name) / f"calls_{exercise.number.replace('.', '_')}.c"
-    text = ["int64_t call(const char *name, void **arrays, const int64_t *numbers) {"]
-    text += [*(function.call for function in exercise.functions.values()), "    return 0;", "}", ""]
-    parts = [TRAPS, exercise.header, *([exercise.more] if exercise.more else [])]
-    source.write_text("\n".join([*(f'#include "{path}"' for path in parts), *text]), encoding="utf-8")
-    run_compiler(
-        ["-fPIC", "-pthread", f"-I{exercise.header.parent}", "-c", source, "-o", source.with_suffix(".o")], source
-    )
-    return source.with_suffix(".o")
+class Running:
+    """A running answer: its functions are methods. It is started again after an error."""
 
-
-class AnswerInC:
-    """The functions of an answer's file, compiled into a folder. Raises CompileError with the compiler's message."""
-
-    def __init__(self, path: Path, folder: Path):
-        self._exercise, self._library = Exercise.of(Path(path)), folder / "answer.so"
-        self.__file__ = str(path)
-        self._loaded: ctypes.CDLL | None = None
-        self._keep: dict[str, int] = {}
-        self._fetched: dict[str, list[int]] = {}
-        self.allocated = 0  # bytes that the last call allocated, by malloc and the like
-        self.at_end = True  # whether arrays lie before a trap, or after one
-        compile_answer(path, folder / "answer.o", *[f"-D{name}=counted_{name}" for name in COUNTED])
-        self.reserved = reserved_in(folder / "answer.o")  # bytes of static and global variables
-        made = [folder / "answer.o", harness(self._exercise), "-lm", "-o", self._library]
-        run_compiler(["-shared", "-pthread", *LINKED, *made], path)
-
-    def load(self) -> None:
-        self._loaded = ctypes.CDLL(str(self._library))
-
-    def settle(self) -> None:
-        """Nothing to check after a test: only arrays that the answer may write to can have changed."""
+    def __init__(self, program: Program):
+        self._program, self._process = program, None
+        self.allocated = 0  # bytes, by malloc and the like in the last call
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._exercise.functions:
-            raise AttributeError(f"there is no function {name!r}")
-        return lambda *arguments: self._call(self._exercise.functions[name], *arguments)
+        function = self._program.functions[name]
+        return lambda *arguments, **count: self._call(function, arguments, **count)
 
-    @contextmanager
-    def pages(self, **keep: int) -> Iterator[dict[str, list[int]]]:
-        """Count the pages of these arrays that a cache of `keep` pages each would fetch during a call."""
-        self._keep, self._fetched = keep, {}
-        try:
-            yield self._fetched
-        finally:
-            self._keep = {}
+    def _call(self, function: Function, arguments: tuple, pages_of: str = "", keep: int = 0) -> Any:
+        """The result; or with `pages_of` the pages of this array that are fetched, in order."""
+        assert len(arguments) == len(function.arguments), function
+        arrays = [(value, *own) for value, own in zip(arguments, function.arguments, strict=True) if own[1]]
+        names = [name for _, name, _, _ in arrays]
+        counted = names.index(pages_of) if pages_of else -1
+        parts = [struct.pack("=32sqqq", function.name.encode(), len(arguments), counted, keep)]
+        for value in arguments:
+            data = value.tobytes() if isinstance(value, np.ndarray) else struct.pack("=q", value)
+            parts += [struct.pack("=q", len(data) if isinstance(value, np.ndarray) else -1), data]
+        if self._process is None:
+            self._start()
+        self._process.stdin.write(b"".join(parts))
+        self._process.stdin.flush()
+        kind, first, second, third = struct.unpack("=qqqq", self._read(32))
+        if kind == NOT_WRITTEN:
+            self._fail(NotImplementedError(f"{function.name} is not written yet"), first)
+        if kind == OUTSIDE:
+            value, name, _, _ = arrays[first]
+            verb, place = "writes" if third else "reads", second // value.itemsize
+            self._fail(Stopped(f"{function.name} {verb} {name}[{place}], and {name} has {value.size} numbers"))
+        self.allocated = second
+        for value, name, _, const in arrays:
+            after = np.frombuffer(self._read(value.nbytes), value.dtype).reshape(value.shape)
+            if const:
+                assert after.tobytes() == value.tobytes(), f"{function.name} changes {name}, which is const"
+            else:
+                value[...] = after
+        pages = np.frombuffer(self._read(4 * third), np.int32).tolist()
+        return pages if pages_of else first
 
-    @contextmanager
-    def at_starts(self) -> Iterator[None]:
-        """Put a trap before each array, to catch reads and writes before its beginning."""
-        self.at_end = False
-        try:
-            yield
-        finally:
-            self.at_end = True
+    def _start(self) -> None:
+        import resource
 
-    def _call(self, function: Function, *arguments: Any) -> int:
-        if len(arguments) != len(function.names) or max(self._keep.values(), default=0) > MOST_KEPT:
-            raise TypeError(f"{function.name} takes {', '.join(function.names)}; up to {MOST_KEPT} pages are kept")
-        named = dict(zip(function.names, arguments, strict=True))
-        numbers = [value for name, value in named.items() if name not in dict(function.arrays)]
-        tensors = [named[name] for name, _ in function.arrays]
-        if wrong := [tensor.dtype for tensor in tensors if tensor.dtype not in (torch.float32, torch.int64)]:
-            raise TypeError(f"{function.name} takes float32 and int64, not {wrong[0]}")
-        copies = [tensor.contiguous() for tensor in tensors]
-        given, notes = (Given * max(1, len(tensors)))(), {name: (ctypes.c_int32 * NOTES)() for name in self._keep}
-        for array, copy, (name, const) in zip(given, copies, function.arrays, strict=False):
-            array.data, array.size, array.writable = copy.data_ptr(), copy.nbytes, not const
-            if name in notes:
-                array.keep, array.fetched = self._keep[name], ctypes.addressof(notes[name])
-        reply, values = Reply(), (ctypes.c_int64 * max(1, len(numbers)))(*numbers)
-        if self._loaded is None:
-            self.load()
-        self._loaded.run(
-            function.name.encode(), given, ctypes.c_int64(len(tensors)), ctypes.c_int64(self.at_end), values,
-            ctypes.byref(reply)
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_STACK, (STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+
+        options = f"log_path={self._program.file}.log:detect_leaks=0"
+        self._process = subprocess.Popen(
+            [self._program.file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=limit,
+            env=os.environ | {"ASAN_OPTIONS": options},
         )  # fmt: skip
-        if reply.kind != DONE:
-            raise stop_of(reply, function, tensors)
-        self.allocated = reply.allocated
-        for array, tensor, copy, (name, _) in zip(given, tensors, copies, function.arrays, strict=False):
-            if copy is not tensor and array.writable:
-                tensor.copy_(copy)
-            if name in notes:
-                self._fetched[name] = notes[name][: min(array.num_fetched, NOTES)]
-        return reply.first
+
+    def _read(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            if not select.select([self._process.stdout], [], [], SECONDS)[0]:
+                self._fail(Stopped(f"a call takes more than {SECONDS} seconds: a loop that does not end?"))
+            part = os.read(self._process.stdout.fileno(), size - len(found))
+            if not part:
+                self._fail(None)
+            found += part
+        return found
+
+    def _fail(self, error: Exception | None, line: int | None = None) -> None:
+        """Raise this error, or what ended the program, in the answer's line that the sanitizer names."""
+        answer, number = self._program.answer, self._process.pid
+        if isinstance(error, Stopped) and "seconds" in str(error):
+            self._process.kill()
+        status = self._process.wait()
+        self.close()
+        log = Path(f"{self._program.file}.log.{number}")
+        report = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        if error is None:
+            said = re.search(r"AddressSanitizer: ([\w-]+)", report)
+            ended = f"status {status}" if status >= 0 else signal.Signals(-status).name
+            error = Stopped(TOLD.get(said[1], said[1]) if said else f"the program ended with {ended}")
+        found = re.search(rf"{re.escape(answer.name)}:(\d+)", report)
+        line = line or (int(found[1]) if found else None)
+        if line is None:
+            raise error
+        exec(compile("\n" * (line - 1) + "raise error", answer, "exec"), {"error": error})  # the traceback ends there
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdin.close(), self._process.stdout.close()
+            self._process = None
 
 
-def stop_of(reply: Reply, function: Function, tensors: list[Tensor]) -> Exception:
-    """What a trap reported, as an error."""
-    first, second = reply.first, reply.second
-    if reply.kind == NOT_WRITTEN:
-        name = ctypes.string_at(first).decode()
-        unwritten = NotImplementedError(f"{name} is not written yet")
-        unwritten.function = name
-        return unwritten
-    if reply.kind != OUTSIDE:
-        where = SIGNALS.get(first, f"address {second:#x}, where no memory is mapped: a stray pointer?")
-        return Stopped(where)
-    if first == len(tensors):
-        return Stopped("more than 64 KB of stack: it is for sums, not for a copy or an intermediate result")
-    array, const = function.arrays[first]
-    size, place = tensors[first].numel(), second // tensors[first].element_size()
-    if 0 <= place < size:
-        what = ", which it must not change" if const else ""
-        return Stopped(f"{function.name} writes to {array}[{place}]{what}")
-    has = f"{array} has {size} numbers, the last is {array}[{size - 1}]"
-    return Stopped(f"{function.name} reads or writes {array}[{place}]; {has}")
-
-
-def compile_answer(path: Path, to: Path, *flags: str) -> None:
-    """An answer's file to an object file. Raises CompileError with the compiler's first error and its line."""
-    header = Exercise.of(path).header
-    run_compiler(["-fPIC", "-pthread", *flags, f"-I{header.parent}", "-c", path, "-o", to], path)
-
-
-def reserved_in(path: Path) -> int:
-    """The bytes of writable memory that an object file reserves; 0 if it is not a 64-bit ELF file."""
-    data, writable = path.read_bytes(), 3  # SHF_WRITE | SHF_ALLOC
-    if not data.startswith(b"\x7fELF\x02"):
-        return 0
-    (start,), (size, count) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<HH", data, 58)
-    sections = [struct.unpack_from("<IIQQQQ", data, start + i * size) for i in range(count)]
-    return sum(section[5] for section in sections if section[2] & writable == writable)
-
-
-def run_compiler(arguments: list, path: Path) -> None:
-    """Run the compiler. Raises CompileError with what it says about this file."""
-    command = [*find_compiler(), *FLAGS, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
-    if done.returncode < 0:
-        raise RuntimeError(f"the C compiler {command[0]} ended with status {done.returncode}")
-    if done.returncode:
-        own = re.search(rf"{re.escape(path.name)}:(\d+):.*?error: (.*)", done.stderr)
-        missing = re.search(r"undefined (?:reference to|symbol:?) [`'_]*(\w+)", done.stderr)
-        if own:
-            raise CompileError(own[2], int(own[1]))
-        raise CompileError(f"there is no function {missing[1]}" if missing else done.stderr.strip()[-400:])
+TOLD = {"stack-overflow": "the stack is full: 64 KB are for sums, not for a copy or an intermediate result",
+        "heap-buffer-overflow": "a number outside an array",
+        "SEGV": "a pointer to where no memory is",
+        "FPE": "a division by zero"}  # fmt: skip

@@ -31,6 +31,7 @@ class Report:
     message: str = ""
     num_passed: int = 0
     num_tests: int = 0
+    broken: bool = False  # the check itself failed
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         self.num_tests = len(items)
@@ -45,20 +46,23 @@ class Report:
         report = yield
         self.num_passed += report.when == "call" and report.passed
         if report.failed and not self.message:
-            self.message = self._told(item, call.excinfo)
+            self.message = self._told(item, call.excinfo, call.when)
         return report
 
     def pytest_sessionfinish(self) -> None:
         if self.num_tests and self.num_passed == self.num_tests:
             self.state = "passed"
-        elif self.state == "not checked" and self.num_tests and self.message:
+        elif self.state == "not checked" and self.num_tests and self.message and not self.broken:
             self.state = "failing"
 
-    def _told(self, item: pytest.Item, error: pytest.ExceptionInfo) -> str:
+    def _told(self, item: pytest.Item, error: pytest.ExceptionInfo, when: str) -> str:
         """What failed, the case, the error, and where."""
         own = [(Path(entry.path), entry.lineno + 1) for entry in error.traceback if self._is_own(Path(entry.path))]
         if isinstance(error.value, SyntaxError) and error.value.filename and self._is_own(Path(error.value.filename)):
             own = [(Path(error.value.filename), error.value.lineno or 1)]
+        self.broken = when != "call" and not own  # there is no C compiler, for example
+        if self.broken:
+            return f"the check itself failed: {error.value}"
         if error.errisinstance(NotImplementedError) and own and not self.num_passed:
             self.state = "not started"
             return f"{own[-1][0].name} still raises NotImplementedError, at line {own[-1][1]}"

@@ -14,23 +14,20 @@
 static struct {
     const Layer *layer;
     Counter *counters;
-    int64_t *done, room, size, num_panels; /* done[0]: how many; then the first `room` of them, or a count for each panel */
+    int64_t *noted, room, size, num_panels;
 } now;
 static int64_t waiting; /* threads that have not begun yet */
 
-/* The panel's columns, column by column, and a note that it was computed. */
+static Counter *zeros(int64_t size) {
+    const size_t bytes = (size_t)size * sizeof(Counter);
+    return memset(aligned_alloc(sizeof(Counter), bytes), 0, bytes);
+}
+
+/* A note that the panel was computed. */
 void one_panel(const Layer *layer, int64_t panel) {
-    const int64_t noted = __atomic_fetch_add(&now.done[0], 1, __ATOMIC_RELAXED);
-    if (noted < now.room) now.done[1 + noted] = panel;
-    if (layer != now.layer || panel < 0 || panel >= now.num_panels) return;
+    const int64_t i = __atomic_fetch_add(&now.noted[0], 1, __ATOMIC_RELAXED);
+    if (i < now.room) now.noted[1 + i] = layer == now.layer ? panel : -1;
     sched_yield(); /* let the others run */
-    for (int64_t o = panel * PANEL; o < layer->out && o < (panel + 1) * PANEL; o++)
-        for (int64_t t = 0; t < layer->n; t++) {
-            float sum = 0;
-            for (int64_t i = 0; i < layer->in; i++)
-                sum += layer->x[t * layer->in + i] * layer->panels[(panel * layer->in + i) * PANEL + o % PANEL];
-            layer->y[t * layer->out + o] += sum + layer->bias[o];
-        }
 }
 
 /* Wait until all are there. */
@@ -46,50 +43,49 @@ static void *work(void *rank) {
 }
 
 static void *take_all(void *rank) {
-    sigset_t alarms;
-    sigemptyset(&alarms), sigaddset(&alarms, SIGALRM);
-    pthread_sigmask(SIG_UNBLOCK, &alarms, NULL);
     begin();
     for (int64_t i; (i = take(now.counters, (int64_t)(intptr_t)rank, now.size, now.num_panels)) >= 0;)
-        if (i < now.num_panels) __atomic_fetch_add(&now.done[1 + i], 1, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&now.noted[i < now.room ? i : now.room], 1, __ATOMIC_RELAXED);
     return NULL;
 }
 
-static void in_threads(void *(*does)(void *), const int64_t *present, int64_t num_present) {
+static void in_threads(void *(*does)(void *), const int64_t *ranks, int64_t count) {
     pthread_t threads[MAX_THREADS];
-    waiting = num_present;
-    for (int64_t i = 0; i < num_present; i++) pthread_create(&threads[i], NULL, does, (void *)(intptr_t)present[i]);
-    for (int64_t i = 0; i < num_present; i++) pthread_join(threads[i], NULL);
+    sigset_t alarms, before;
+    sigemptyset(&alarms), sigaddset(&alarms, SIGALRM);
+    waiting = count;
+    for (int64_t i = 0; i < count; i++) pthread_create(&threads[i], NULL, does, (void *)(intptr_t)ranks[i]);
+    pthread_sigmask(SIG_BLOCK, &alarms, &before); /* they are for these threads */
+    for (int64_t i = 0; i < count; i++) pthread_join(threads[i], NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 /* One thread calls `take` for all: order[i] asks next, and gets taken[i]. */
-void takes(int64_t *counters, const int64_t *order, int64_t *taken, int64_t count, int64_t size, int64_t num_panels) {
-    for (int64_t i = 0; i < count; i++) taken[i] = take((Counter *)counters, order[i], size, num_panels);
+void takes(const int64_t *order, int64_t *taken, int64_t count, int64_t size, int64_t num_panels) {
+    Counter *counters = zeros(size);
+    for (int64_t i = 0; i < count; i++) taken[i] = take(counters, order[i], size, num_panels);
+    free(counters);
 }
 
-/* `present` of `size` threads work on a layer. */
-void together(int64_t *counters, const int64_t *present, int64_t *done, const float *x, const float *panels,
-              const float *bias, float *y, int64_t num_present, int64_t room, int64_t size, int64_t n, int64_t in,
-              int64_t out) {
-    const Layer layer = {x, panels, bias, y, n, in, out};
-    now.layer = &layer, now.counters = (Counter *)counters, now.done = done, now.room = room, now.size = size;
-    now.num_panels = (out + PANEL - 1) / PANEL;
-    in_threads(work, present, num_present);
+/* Threads of these ranks, of `size`, work on a layer. noted[0]: how many panels they computed; then these panels. */
+void together(const int64_t *ranks, int64_t *noted, int64_t count, int64_t room, int64_t size, int64_t out) {
+    const Layer layer = {.n = 1, .in = 1, .out = out};
+    now.layer = &layer, now.counters = zeros(size), now.noted = noted, now.room = room, now.size = size;
+    in_threads(work, ranks, count);
+    free(now.counters);
 }
 
 static void yield(int number) { (void)number, sched_yield(); }
 
-/* The present threads take all panels, for this many rounds, and are made to switch at any instruction. */
-void race(const int64_t *counters, const int64_t *present, int64_t *done, int64_t num_present, int64_t size,
-          int64_t num_panels, int64_t rounds) {
-    now.counters = aligned_alloc(sizeof(Counter), (size_t)size * sizeof(Counter));
-    now.done = done, now.size = size, now.num_panels = num_panels;
+/* `count` of `size` threads take all panels at once, and are made to switch at any instruction. The first `full` shares
+ * have `share` panels each, and the others are empty. How often each panel was taken; then, how often another one. */
+void race(const int64_t *ranks, int64_t *noted, int64_t count, int64_t size, int64_t share, int64_t full) {
+    now.counters = zeros(size), now.noted = noted, now.room = full * share;
+    now.size = size, now.num_panels = size * share;
+    for (int64_t v = full; v < size; v++) now.counters[v].taken = share;
     sigaction(SIGALRM, &(struct sigaction){.sa_handler = yield, .sa_flags = SA_RESTART}, NULL);
     setitimer(ITIMER_REAL, &(struct itimerval){{0, 50}, {0, 50}}, NULL);
-    for (int64_t i = 0; i < rounds; i++) {
-        memcpy(now.counters, counters, (size_t)size * sizeof(Counter));
-        in_threads(take_all, present, num_present);
-    }
+    in_threads(take_all, ranks, count);
     setitimer(ITIMER_REAL, &(struct itimerval){{0, 0}, {0, 0}}, NULL);
     free(now.counters);
 }

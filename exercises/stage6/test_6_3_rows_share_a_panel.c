@@ -1,3 +1,0 @@
-#include "linear.h"
-
-int64_t group_size(void) { return GROUP; }
