@@ -2,7 +2,6 @@
 
 ELEMENT = "*panels++ = o < out && i < in ? weight[o * in + i] : 0;"
 SUMS = "sum[c] += x[i] * panel[i * PANEL + c];"
-PANELS = "for (int64_t first = 0; first < out; first += width)\n        "
 STEPS = "for (int64_t step = 0; step < in; step += inner)\n            "
 COLUMNS = "for (int64_t o = first; o < first + width; o++)\n                "
 INPUTS = "for (int64_t i = step; i < step + inner; i++)\n                    "
