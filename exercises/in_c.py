@@ -1,13 +1,12 @@
 """An answer that is written in C.
 
-    program = compiled(path, folder)
-    work = Running(program)
-    work.multiply(x, panels, y, 3, 5)                            # arrays of numpy, in the order of the C function
-    work.grouped(x, panels, y, 1, 3, 5, pages_of="panels", keep=2)   # the pages that a cache of two would fetch
+    work = Running(compiled(path, folder))
+    work.multiply(x, panels, y, 3, 5)                               # arrays of numpy; y changes, as in C
+    work.grouped(x, panels, y, 1, 3, 5, pages_of="panels", keep=2)  # the pages that a cache of two would fetch
 
-The answer is compiled together with in_c.c into a program, with AddressSanitizer. The
-program makes the calls that it gets through a pipe. What ends it (a number outside an array, a division by zero, a loop
-that does not end) is an error in the line of the answer.
+The answer and in_c.c are compiled into a program, with AddressSanitizer. The program makes the calls that it gets
+through a pipe. What ends it (a number outside an array, a division by zero, a loop that does not end) is raised as an
+error in the line of the answer.
 
 The functions, and which of their arrays are `const`, are read from the exercise's part of linear.h, and from
 test_N_M_name.c where a test needs C functions.
@@ -15,6 +14,7 @@ test_N_M_name.c where a test needs C functions.
 
 import os
 import re
+import resource
 import select
 import shlex
 import shutil
@@ -27,17 +27,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 FOLDER = Path(__file__).resolve().parent
-X86 = ["-march=native"] if os.uname().machine in ("x86_64", "AMD64") else []
+X86 = ["-march=native", "-mprefer-vector-width=512"] if os.uname().machine in ("x86_64", "AMD64") else []
 FLAGS = [*X86, "-fno-math-errno", "-pthread", "-Werror=implicit-function-declaration", "-Werror=return-type"]
 SANITIZER = ["-O2", "-g", "-fno-omit-frame-pointer", "-fsanitize=address"]
 DECLARATION = re.compile(r"^(void|int64_t) (\w+)\(([^)]*)\)(?: \{|;)", re.MULTILINE)
 DONE, NOT_WRITTEN, OUTSIDE = range(3)  # as in in_c.c
+OPTIONS = "log_path=report:detect_leaks=0:redzone=2048:max_redzone=2048"  # of AddressSanitizer
 SECONDS = 5  # that a call may take; a right one takes less than one
-STACK = 1 << 18  # the answer's 64 KB, and what the sanitizers add
+STACK = 1 << 18  # the answer's 64 KB, and what AddressSanitizer adds
 
 
 class Stopped(Exception):
     """The program ended in the middle of a call."""
+
+
+class Argument(NamedTuple):
+    name: str
+    is_array: bool
+    is_const: bool
 
 
 class Function(NamedTuple):
@@ -45,12 +52,12 @@ class Function(NamedTuple):
 
     name: str
     returns: bool
-    arguments: list[tuple[str, bool, bool]]  # name, is an array, is const
+    arguments: list[Argument]
 
     @property
     def call(self) -> str:
-        """A line of C."""
-        passed = [f"(void *)a[{i}]" if array else f"a[{i}]" for i, (_, array, _) in enumerate(self.arguments)]
+        """A line of C that calls it; `a` has its arguments."""
+        passed = [f"(void *)a[{i}]" if argument.is_array else f"a[{i}]" for i, argument in enumerate(self.arguments)]
         value = f"{self.name}({', '.join(passed)})"
         return f'    if (!strcmp(name, "{self.name}")) ' + (f"return {value};" if self.returns else f"{value};")
 
@@ -68,7 +75,7 @@ def functions_of(text: str) -> dict[str, Function]:
     found = {}
     for kind, name, arguments in DECLARATION.findall(text):
         parts = [part for part in arguments.split(",") if part != "void"]
-        described = [(re.findall(r"\w+", part)[-1], "*" in part, "const " in part) for part in parts]
+        described = [Argument(re.findall(r"\w+", part)[-1], "*" in part, "const " in part) for part in parts]
         found[name] = Function(name, kind == "int64_t", described)
     return found
 
@@ -128,10 +135,8 @@ class Running:
 
     def _call(self, function: Function, arguments: tuple, pages_of: str = "", keep: int = 0) -> Any:
         """The result; or with `pages_of` the pages of this array that are fetched, in order."""
-        assert len(arguments) == len(function.arguments), function
-        arrays = [(value, *own) for value, own in zip(arguments, function.arguments, strict=True) if own[1]]
-        names = [name for _, name, _, _ in arrays]
-        counted = names.index(pages_of) if pages_of else -1
+        arrays = [(value, own) for value, own in zip(arguments, function.arguments, strict=True) if own.is_array]
+        counted = [own.name for _, own in arrays].index(pages_of) if pages_of else -1
         parts = [struct.pack("=32sqqq", function.name.encode(), len(arguments), counted, keep)]
         for value in arguments:
             data = value.tobytes() if isinstance(value, np.ndarray) else struct.pack("=q", value)
@@ -144,35 +149,33 @@ class Running:
         if kind == NOT_WRITTEN:
             self._fail(NotImplementedError(f"{function.name} is not written yet"), first)
         if kind == OUTSIDE:
-            value, name, _, _ = arrays[first]
-            verb, place = "writes" if third else "reads", second // value.itemsize
-            self._fail(Stopped(f"{function.name} {verb} {name}[{place}], and {name} has {value.size} numbers"))
+            (value, own), verb = arrays[first], "writes" if third else "reads"
+            place = f"{own.name}[{second // value.itemsize}]"
+            self._fail(Stopped(f"{function.name} {verb} {place}, and {own.name} has {value.size} numbers"))
         self.allocated = second
-        for value, name, _, const in arrays:
-            after = np.frombuffer(self._read(value.nbytes), value.dtype).reshape(value.shape)
-            if const:
-                assert after.tobytes() == value.tobytes(), f"{function.name} changes {name}, which is const"
-            else:
-                value[...] = after
+        contents = [self._read(value.nbytes) for value, _ in arrays]
         pages = np.frombuffer(self._read(4 * third), np.int32).tolist()
+        for (value, own), content in zip(arrays, contents, strict=True):
+            if own.is_const:
+                assert content == value.tobytes(), f"{function.name} changes {own.name}, which is const"
+            else:
+                value[...] = np.frombuffer(content, value.dtype).reshape(value.shape)
         return pages if pages_of else first
 
     def _start(self) -> None:
-        import resource
-
         def limit() -> None:
             resource.setrlimit(resource.RLIMIT_STACK, (STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 
-        options = f"log_path={self._program.file}.log:detect_leaks=0"
         self._process = subprocess.Popen(
-            [self._program.file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=limit,
-            env=os.environ | {"ASAN_OPTIONS": options},
+            [self._program.file.absolute()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=limit,
+            cwd=self._program.file.parent, env=os.environ | {"ASAN_OPTIONS": OPTIONS},
         )  # fmt: skip
 
     def _read(self, size: int) -> bytes:
         found = b""
         while len(found) < size:
             if not select.select([self._process.stdout], [], [], SECONDS)[0]:
+                self._process.kill()
                 self._fail(Stopped(f"a call takes more than {SECONDS} seconds: a loop that does not end?"))
             part = os.read(self._process.stdout.fileno(), size - len(found))
             if not part:
@@ -183,11 +186,9 @@ class Running:
     def _fail(self, error: Exception | None, line: int | None = None) -> None:
         """Raise this error, or what ended the program, in the answer's line that the sanitizer names."""
         answer, number = self._program.answer, self._process.pid
-        if isinstance(error, Stopped) and "seconds" in str(error):
-            self._process.kill()
         status = self._process.wait()
         self.close()
-        log = Path(f"{self._program.file}.log.{number}")
+        log = self._program.file.with_name(f"report.{number}")
         report = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         if error is None:
             said = re.search(r"AddressSanitizer: ([\w-]+)", report)

@@ -1,11 +1,15 @@
-/* What `python -m exercises time 6.5` links an answer with: a fast `one_panel`, and threads that call `work_on`. */
+/* What `python -m exercises time 6.5` compiles an answer with: a fast `one_panel`, and threads that call `work_on`. */
+#include <pthread.h>
+
 #include "solutions/6_3_rows_share_a_panel.c"
 
-#ifdef _OPENMP /* omp.h is not where every compiler looks */
-int omp_get_thread_num(void);
-int omp_get_num_threads(void);
-#endif
 #define MAX_THREADS 64
+
+static struct {
+    Layer layer;
+    Counter counters[MAX_THREADS];
+    int64_t threads;
+} now;
 
 void one_panel(const Layer *layer, int64_t panel) {
     const int64_t in = layer->in, out = layer->out, first = panel * PANEL;
@@ -19,15 +23,14 @@ void one_panel(const Layer *layer, int64_t panel) {
     }
 }
 
+static void *work(void *rank) { return work_on(&now.layer, now.counters, (int64_t)(intptr_t)rank, now.threads), NULL; }
+
 void shared(const float *x, const float *panels, const float *bias, float *y, int64_t n, int64_t in, int64_t out,
             int64_t threads) {
-    const Layer layer = {x, panels, bias, y, n, in, out};
-    Counter counters[MAX_THREADS] = {{0}};
-#ifdef _OPENMP
-    _Pragma("omp parallel num_threads(threads < MAX_THREADS ? (int)threads : MAX_THREADS)")
-        work_on(&layer, counters, omp_get_thread_num(), omp_get_num_threads());
-#else
-    (void)threads;
-    work_on(&layer, counters, 0, 1);
-#endif
+    pthread_t started[MAX_THREADS];
+    now.layer = (Layer){x, panels, bias, y, n, in, out}, now.threads = threads < MAX_THREADS ? threads : MAX_THREADS;
+    for (int64_t v = 0; v < now.threads; v++) now.counters[v].taken = 0;
+    for (int64_t v = 1; v < now.threads; v++) pthread_create(&started[v], NULL, work, (void *)(intptr_t)v);
+    work(NULL); /* rank 0 */
+    for (int64_t v = 1; v < now.threads; v++) pthread_join(started[v], NULL);
 }
