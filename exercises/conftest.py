@@ -15,6 +15,7 @@ def pytest_addoption(parser):
 
 def pytest_assertrepr_compare(op, left, right):
     """The answer stands on the left in these tests."""
+    right = getattr(right, "expected", right)  # of an approx
     return ["it is as expected", f"expected  {right!r}", f"got       {left!r}"] if op == "==" else None
 
 

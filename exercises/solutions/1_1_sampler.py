@@ -47,50 +47,34 @@ def draw(probabilities: list[float], u: float) -> int:
     return last  # rounding left the sum a little below u
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
-PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
-    ("tiny temperatures are greedy", "if temperature == 0:", "if temperature < 1e-5:", "only 0 itself takes the best token"),
-    ("the last one, or the one before", "    return last  # rounding left the sum a little below u\n",
-     "    return len(probabilities) - 1 - (probabilities[-1] == 0)\n", "rounding may leave the sum below u"),
-    ("a tolerance around u", "if total > u:", "if total > u + 1e-6:", "without a tolerance"),
-    ("low temperatures are greedy", "if temperature == 0:", "if temperature <= 0.005:", "only 0 itself takes the best token"),
-    ("no top-k where it is hot", "if 0 < top_k <", "if temperature <= 2 and 0 < top_k <", "at any temperature"),
-    ("multiplies by the temperature", "logit / temperature", "logit * temperature", "multiplied by the temperature"),
-    ("overflows", "largest = max(scores)", "largest = 0", "OverflowError"),
+    ("multiplies by the temperature", "logit / temperature", "logit * temperature", "divides the logits"),
     ("the last of equals is greedy", "best = logits.index(max(logits))",
-     "best = len(logits) - 1 - logits[::-1].index(max(logits))", "the first one is taken"),
+     "best = len(logits) - 1 - logits[::-1].index(max(logits))", "the first of equal ones"),
+    ("tiny temperatures are greedy", "if temperature == 0:", "if temperature < 1e-5:", "only temperature 0 itself"),
+    ("overflows", "largest = max(scores)", "largest = 0", "exp(1000) overflows"),
+    ("ties at the k-th are dropped", "score if score >= kth", "score if score > kth", "the k-th best is kept"),
     ("top-k breaks ties by place", "scores = [score if score >= kth else -math.inf for score in scores]",
      "kept = sorted(range(len(scores)), key=lambda i: -scores[i])[:top_k]\n"
      "        scores = [s if i in kept else -math.inf for i, s in enumerate(scores)]", "position must not decide"),
     ("the crossing token is dropped", "if before < top_p:", "if before + probabilities[token] <= top_p or not kept:",
-     "the token that crosses the line is kept"),
-    ("min-p as a probability", "p >= min_p * max(probabilities)", "p >= min_p", "not a probability"),
-    ("top-p before the temperature", "probabilities, before, kept = softmax(scores), 0.0, set()",
-     "probabilities, before, kept = softmax([s * temperature for s in scores]), 0.0, set()",
-     "top-p was applied before the temperature"),
-    ("top-p on what top-k has dropped", "probabilities, before, kept = softmax(scores), 0.0, set()",
-     "probabilities, before, kept = softmax([x / temperature for x in logits]), 0.0, set()",
-     "renormalized"),
-    ("draws what has no probability", "if total > u:", "if total >= u:", "never drawn"),
-    ("falls off the end", "return last  #", "return len(probabilities)  #", "rounding may leave the sum below u"),
-    ("falls off the end, as None", "    return last  # rounding left the sum a little below u\n", "", "is a `return` missing?"),
-    ("ties at the k-th are dropped", "score if score >= kth", "score if score > kth", "the k-th best is kept"),
-    ("among equals the higher number first", "key=lambda i: -probabilities[i])",
+     "crosses the line of top_p is kept"),
+    ("more than top_p", "if before < top_p:", "if before <= top_p:", "at least top_p, not more"),
+    ("among equals the higher id first", "key=lambda i: -probabilities[i])",
      "key=lambda i: (probabilities[i], i), reverse=True)", "the lower id is kept first"),
-    ("more than top_p", "if before < top_p:", "if before <= top_p:", "*at least* top_p"),
-    ("min-p before top-p", "    if top_p < 1:\n", "    if min_p > 0:\n        p = softmax(scores)\n"
-     "        scores = [s if q >= min_p * max(p) else -math.inf for s, q in zip(scores, p)]\n        min_p = 0\n    if top_p < 1:\n", PASTE),
+    ("min-p as a probability", "p >= min_p * max(probabilities)", "p >= min_p", "relative to the most likely token"),
     ("the temperature comes last", ("[logit / temperature for logit in logits]", "    return softmax(scores)\n\n"),
-     ("list(logits)", "    return softmax([s / temperature for s in scores])\n\n"), "top-p was applied before the temperature"),
-    ("the best is left out of min-p", "p >= min_p * max(probabilities)", "p > min_p * max(probabilities)", "it contains a NaN"),
-    ("scales the caller's logits", "    scores = [logit / temperature for logit in logits]\n",
-     "    logits[:] = [logit / temperature for logit in logits]\n    scores = list(logits)\n", "work on a copy"),
-    ("a temperature just above zero for greedy", "        best = logits.index(max(logits))\n        return [float(i == best) for i in range(len(logits))]\n",
-     "        temperature = 1e-6\n", "they share"),
-    ("top-k of one too many", "reverse=True)[top_k - 1]", "reverse=True)[top_k]", "one too many"),
-    ("stops before u", "if total > u:", "if total > u + 0.01:", "without a tolerance"),
+     ("list(logits)", "    return softmax([s / temperature for s in scores])\n\n"), "the temperature comes before top-p"),
+    ("top-p on what top-k has dropped", "probabilities, before, kept = softmax(scores), 0.0, set()",
+     "probabilities, before, kept = softmax([x / temperature for x in logits]), 0.0, set()", "what top-k has kept, rescaled"),
+    ("min-p before top-p", "    if top_p < 1:\n", "    if min_p > 0:\n        p = softmax(scores)\n"
+     "        scores = [s if q >= min_p * max(p) else -math.inf for s, q in zip(scores, p)]\n        min_p = 0\n    if top_p < 1:\n",
+     "top-p comes before min-p"),
+    ("draws what has no probability", "if total > u:", "if total >= u:", "probability 0 is never drawn"),
+    ("a tolerance around u", "if total > u:", "if total > u + 1e-6:", "without a tolerance"),
+    ("falls off the end", "return last  #", "return len(probabilities) - 1  #", "sums to less than 1"),
 ]  # fmt: skip
 
 TORCH = """def with_torch(logits, temperature, top_k, top_p, min_p):

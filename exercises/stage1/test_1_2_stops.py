@@ -66,14 +66,17 @@ def slowly(tokens, stop, max_tokens):
     return None
 
 
+def letters(choose, most):
+    return "".join(choose.choices("ab. A", k=choose.randint(0, most)))
+
+
 def test_any_completion(work):
     """Random tokens and stop strings: the same as looking at each prefix."""
     for seed in range(400):
-        choose = random.Random(seed)
-        piece = lambda: "".join(choose.choices("ab. A", k=choose.randint(0, 1 + seed // 200)))  # noqa: E731
+        choose, most = random.Random(seed), 1 + seed // 200
         max_tokens = choose.randint(1, 2 + seed // 100)
-        tokens = [(EOS if choose.random() < 0.1 else i, piece()) for i in range(max_tokens + 2)]
-        stop = tuple(choose.choice("ab. A") + piece() for _ in range(choose.randint(0, 3)))
+        tokens = [(EOS if choose.random() < 0.1 else i, letters(choose, most)) for i in range(max_tokens + 2)]
+        stop = tuple(choose.choice("ab. A") + letters(choose, most) for _ in range(choose.randint(0, 3)))
         model = iter(tokens)
         got, expected = work.complete(model, EOS, stop, max_tokens), slowly(tokens, stop, max_tokens)
         called = f"complete(iter({tokens}), {EOS}, {stop}, {max_tokens})"
