@@ -1,141 +1,90 @@
-"""The formulas against counts by hand and against torch's own counter; then a prediction, locked, and a measurement."""
+"""1.4 The ceiling: the four formulas against counts by hand; then the prediction, and a measurement next to it."""
 
 import math
 import time
-from numbers import Real
 
-import torch
-from exercises.examples import Example, at_random
-from exercises.grading import expect, require
+import pytest
 
-from exercises.catalogue import lock
-from tools.engines import STAGES
-
-SMALL = dict(n_layer=12, n_embd=768, n_inner=3072, vocab_size=50257)
+SMALL = dict(n_layer=12, n_embd=768, n_inner=3072, vocab_size=50257)  # GPT-2 small
 TINY = dict(n_layer=3, n_embd=4, n_inner=10, vocab_size=7)
+WEIGHTS = 3 * (4 * 12 + 4 * 4 + 4 * 10 + 10 * 4) + 4 * 7  # of TINY: four matrices a layer, and one at the end
+CACHED = 5 * 3 * (4 + 4)  # numbers: for each of 5 tokens, a key and a value in each layer
 
 
 def test_parameters(work):
-    layer = 4 * 12 + 4 * 4 + 4 * 10 + 10 * 4
-    said = {
-        "queries, keys and values take three matrices": 3 * (layer - 2 * 4 * 4) + 28,
-        "the feed-forward layer has two matrices, there and back": 3 * (layer - 40) + 28,
-        "the last matrix, to the vocabulary, is missing": 3 * layer,
-        "each layer has its own matrices": layer + 28,
-        "n_inner is a separate size, not always 4 n_embd": 3 * (4 * 12 + 4 * 4 + 2 * 4 * 16) + 28,
-    }
-    expect(f"parameters of {TINY}", work.parameters(**TINY), 3 * layer + 28, said)
-    expect("parameters of GPT-2 small", work.parameters(**SMALL), 123_532_032)
+    """Four matrices in each layer, and one more at the end."""
+
+    def more(**larger):
+        return work.parameters(**TINY | larger) - work.parameters(**TINY)
+
+    assert more(n_inner=11) == 3 * (4 + 4), "n_embd x n_inner, and n_inner x n_embd back, in each layer"
+    assert more(vocab_size=8) == 4, "one more at the end, n_embd x vocab_size"
+    assert more(n_layer=4) == 4 * 12 + 4 * 4 + 2 * 4 * 10, "n_embd x 3 n_embd for queries, keys and values"
+    assert work.parameters(**TINY) == WEIGHTS
+    assert work.parameters(**SMALL) == 123_532_032, "GPT-2 small"
 
 
 def test_flops(work):
-    weights = work.parameters(**TINY)
-    attention = 3 * (2 * 4 + 2 * 4)  # in three layers, two operations per number of a key and of a value
-    said = {
-        "a multiplication and an addition for each weight: two operations": weights + 5 * attention,
-        "attention is missing: it looks at all keys and adds up all values": 2 * weights,
-        "attention reads the keys, and then the values": 2 * weights + 5 * attention // 2,
-        "attention happens in every layer": 2 * weights + 5 * attention // 3,
-    }
-    expect(f"flops of {TINY} at a context of 5", work.flops(**TINY, context=5), 2 * weights + 5 * attention, said)
+    """Two operations for each weight, and attention's in each layer."""
+    assert work.flops(**TINY, context=0) == 2 * WEIGHTS, "no context: each weight takes a multiplication and an addition"
+    attention = work.flops(**TINY, context=5) - 2 * WEIGHTS
+    assert attention == 2 * CACHED, "two for each number in the keys, and two for each number in the values"
 
 
 def test_bytes(work):
-    weights, cached = work.parameters(**TINY), 3 * 2 * 4
-    said = {
-        "the cache is missing": 4 * weights,
-        "the cache holds a key and a value of each token": 4 * (weights + 5 * cached // 2),
-        "numbers were counted, not bytes": weights + 5 * cached,
-    }
-    got = work.bytes_read(**TINY, context=5, itemsize=4)
-    expect(f"bytes of {TINY} at a context of 5, 4 bytes each", got, 4 * (weights + 5 * cached), said)
-    large = dict(n_layer=48, n_embd=1600, n_inner=6400, vocab_size=50257)
-    expect("bytes of GPT-2 XL, nothing cached, 4 bytes each", work.bytes_read(**large, context=0, itemsize=4), 4 * 1_554_971_200,
-           {"more than 2 billion: too large for int32": 4 * 1_554_971_200 - 2**32})  # fmt: skip
+    """The weights once, and the cached keys and values."""
+    assert work.bytes_read(**TINY, context=0, itemsize=4) == 4 * WEIGHTS, "no context: itemsize bytes for each weight"
+    cached = work.bytes_read(**TINY, context=5, itemsize=2) - 2 * WEIGHTS
+    assert cached == 2 * CACHED, "the cache holds a key and a value of each token in each layer"
 
 
-def test_ceiling(work):
-    weights = work.parameters(**TINY)
-    operations, cached = work.flops(**TINY, context=5), 4 * 5 * 24
-    for batch in (1, 3, 50):
-        for bandwidth, rate in ((1e3, 1e9), (1e9, 1e3), (1e3, 3e3)):
-            reading, computing = (4 * weights + batch * cached) / bandwidth, batch * operations / rate
-            said = {
-                "reading and computing overlap: the slower one counts, not the sum": batch / (reading + computing),
-                "a batch reads the weights once, not once for each sequence":
-                    batch / max(batch * (4 * weights + cached) / bandwidth, computing),
-                "the slower one limits, not the faster": batch / min(reading, computing),
-                "each of the sequences computes": batch / max(reading, computing / batch),
-                "a step makes a token for each of the sequences": 1 / max(reading, computing),
-                "each sequence has its own cache": batch / max((4 * weights + cached) / bandwidth, computing),
-                "the cache is read in bytes, not in numbers":
-                    batch / max((4 * weights + batch * cached / 4) / bandwidth, computing),
-            }  # fmt: skip
-            got = work.tokens_per_second(TINY, 5, 4, batch, bandwidth, rate)
-            case = f"{TINY}, context 5, 4 bytes, batch {batch}, {bandwidth:g} bytes/s, {rate:g} operations/s"
-            expect(case, got, batch / max(reading, computing), said)
+@pytest.mark.parametrize(("batch", "bandwidth", "rate", "expected"), [
+    pytest.param(1, 2.0, 1.0, 1 / (2 * (WEIGHTS + CACHED)), id="reading and computing overlap: not their sum"),
+    pytest.param(1, 1.0, 1e9, 1 / (4 * (WEIGHTS + CACHED)), id="where reading is slower it limits"),
+    pytest.param(1, 1e9, 1.0, 1 / (2 * (WEIGHTS + CACHED)), id="where computing is slower it limits"),
+    pytest.param(8, 1.0, 1e9, 8 / (4 * (WEIGHTS + 8 * CACHED)), id="a batch reads the weights once, and each sequence's cache"),
+    pytest.param(8, 1e9, 1.0, 8 / (2 * 8 * (WEIGHTS + CACHED)), id="each sequence of a batch computes, and gets a token"),
+])  # fmt: skip
+def test_ceiling(work, batch, bandwidth, rate, expected):
+    got = work.tokens_per_second(TINY, 5, 4, batch, bandwidth, rate)  # context, itemsize, batch, …
+    assert got == pytest.approx(expected, abs=0)
 
 
-def counted(n_layer, n_embd, n_inner, vocab_size, context):
-    """(weights, cached numbers), matrix by matrix and token by token."""
-    matrices = [(n_embd, n_embd)] * 4 + [(n_embd, n_inner), (n_inner, n_embd)]
-    weights = sum(rows * columns for _ in range(n_layer) for rows, columns in matrices) + n_embd * vocab_size
-    return weights, sum(len(("key", "value")) * n_embd for _ in range(n_layer) for _ in range(context))
+def fastest(function):
+    """Seconds of the fastest of three calls."""
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
 
 
-def test_any_sizes(work):
-    def check(choose):
-        sizes = dict(n_layer=choose.between(1, 9), n_embd=choose.between(1, 99), n_inner=choose.between(1, 99),
-                     vocab_size=choose.between(1, 999))  # fmt: skip
-        context, itemsize, batch = choose.upto(2000), choose.one_of([1, 2, 4]), choose.between(1, 40)
-        bandwidth, rate = choose.one_of([1.0, 1e3, 1e6]), choose.one_of([1.0, 2e3, 1e6])
-        weights, cached = counted(**sizes, context=context)
-        example = Example(work, __file__)
-        example.do(f"sizes = {sizes}")
-        example.look("work.parameters(**sizes)", weights)
-        example.look(f"work.flops(**sizes, context={context})", 2 * weights + 2 * cached)
-        example.look(f"work.bytes_read(**sizes, context={context}, itemsize={itemsize})", itemsize * (weights + cached))
-        reading = itemsize * (weights + batch * cached) / bandwidth
-        ceiling = batch / max(reading, batch * 2 * (weights + cached) / rate)
-        arguments = f"sizes, {context}, {itemsize}, {batch}, {bandwidth}, {rate}"
-        example.look(f"1e6 * work.tokens_per_second({arguments})", 1e6 * ceiling)
-        example.look("sizes", sizes, likely="the caller's sizes were changed")
+def measured():
+    """(seconds of stage 3's model for a token, bytes per second that the memory gives)"""
+    import torch
 
-    at_random(check)
+    from stage03_kvcache.kv_cache import KVCache
+    from stage03_kvcache.model import GPT2, ModelConfig
 
-
-def test_large_models(work):
-    """Sizes at which a count no longer fits into 32 bits, and every unit counts."""
-    sizes = dict(n_layer=300, n_embd=12_288, n_inner=49_153, vocab_size=100_003)
-    weights = 300 * (4 * 12_288**2 + 2 * 12_288 * 49_153) + 12_288 * 100_003
-    cached = 300 * 2 * 12_288 * 100_001
-    expect(f"parameters of {sizes}", work.parameters(**sizes), weights)
-    expect("flops at a context of 100,001", work.flops(**sizes, context=100_001), 2 * (weights + cached))
-    expect("bytes at this context", work.bytes_read(**sizes, context=100_001, itemsize=2), 2 * (weights + cached))
-    reading, computing = 2 * (weights + 300 * cached) / 1e12, 300 * 2 * (weights + cached) / 1e15
-    expect("300 sequences of this context", work.tokens_per_second(sizes, 100_001, 2, 300, 1e12, 1e15),
-           300 / max(reading, computing), tolerance=1e-9)  # fmt: skip
+    with torch.device("meta"):
+        model = GPT2(ModelConfig(**SMALL, n_head=12, n_positions=1024))
+    model.to_empty(device="cpu")
+    with torch.inference_mode():
+        for parameter in model.parameters():
+            parameter.fill_(0.01)
+        cache = KVCache(12, 1, 12, 16, 64, torch.float32, torch.device("cpu"))
+        token, num_padding = torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        seconds = fastest(lambda: model(token, num_padding, cache))
+        return seconds, model.wte.weight.nbytes / fastest(model.wte.weight.sum)
 
 
 def test_prediction(work):
-    """Never wrong, but kept before the measurement, which runs only once the functions are right."""
-    for test in (test_parameters, test_flops, test_bytes, test_ceiling, test_any_sizes, test_large_models):
-        test(work)
-    number = isinstance(work.PREDICTION, Real) and not isinstance(work.PREDICTION, bool)
-    require(number and 0 < work.PREDICTION < math.inf, "PREDICTION", "a number of tokens per second",
-            repr(work.PREDICTION), "write down a guess first; it is kept, and then the speed is measured" * (work.PREDICTION is None))  # fmt: skip
-    prediction = lock("1.4", float(work.PREDICTION))
-    if prediction != work.PREDICTION:
-        print(f"your first prediction, {prediction:g}, is the one that counts")
-    stage = STAGES[2]
-    llm = stage.traced("gpt2", load_format="dummy")
-    llm.generate([[1] * 8], stage.SamplingParams(max_tokens=10, ignore_eos=True))
-    measured = 1 / min(step.seconds for step in llm.trace[1:])
-    numbers = torch.ones(1 << 26)  # 256 MB
-    started = time.perf_counter()
-    for _ in range(3):
-        numbers.sum()
-    bandwidth = 3 * numbers.nbytes / (time.perf_counter() - started)
-    ceiling = work.tokens_per_second(SMALL, 12, 4, 1, bandwidth, 1e15)
-    print(f"predicted {prediction:.0f}, measured {measured:.0f} tokens per second; the memory ({bandwidth / 1e9:.0f} GB/s) "
-          f"allows {float(ceiling):.0f}")  # fmt: skip
+    """PREDICTION is your guess, a number of tokens per second, written down before you look."""
+    assert isinstance(work.PREDICTION, int | float), "write down a guess first"
+    assert 0 < work.PREDICTION < math.inf, "a number of tokens per second"
+    per_second = work.tokens_per_second(SMALL, 6, 4, 1, 1.0, 1e15)  # with a memory of one byte per second
+    assert 1 / per_second == pytest.approx(4 * 123_642_624), "first the functions, then the measurement"
+    seconds, bandwidth = measured()
+    print(f"predicted {work.PREDICTION:.0f}, measured {1 / seconds:.0f} tokens per second; the memory "
+          f"({bandwidth / 1e9:.0f} GB/s) allows {bandwidth * per_second:.0f}")  # fmt: skip
