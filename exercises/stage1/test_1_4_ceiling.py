@@ -26,7 +26,7 @@ def test_parameters(work):
 
 def test_flops(work):
     """Two operations for each weight, and attention's in each layer."""
-    assert work.flops(**TINY, context=0) == 2 * WEIGHTS, "no context: each weight takes a multiplication and an addition"
+    assert work.flops(**TINY, context=0) == 2 * WEIGHTS, "a multiplication and an addition for each weight"
     attention = work.flops(**TINY, context=5) - 2 * WEIGHTS
     assert attention == 2 * CACHED, "two for each number in the keys, and two for each number in the values"
 
