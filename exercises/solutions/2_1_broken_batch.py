@@ -31,37 +31,33 @@ def generate(model: Model, prompts: list[list[int]], max_tokens: int, eos: int, 
     return [row[: row.index(eos) + 1] if eos in row else row for row in outputs]
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
-PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
+CUT = "    prompts = [prompt[-max_len:] for prompt in prompts]\n"
 MUTANTS = [
-    ("never ends early", "        if all(eos in row for row in tokens[:, start:].tolist()):\n            break\n", "", "nothing is left to compute"),
-    ("ends when all end at once", "if all(eos in row for row in tokens[:, start:].tolist()):", "if (new == eos).all():", "nothing is left to compute"),
-    ("at least one token", "range(max_tokens)", "range(max(1, max_tokens))", PASTE),
-    ("one after another", "    prompts = [prompt[-max_len:] for prompt in prompts]\n",
+    ("ends when all end at once", "if all(eos in row for row in tokens[:, start:].tolist()):", "if (new == eos).all():", "Once all rows have ended"),
+    ("one after another", CUT,
      "    if len(prompts) > 1:\n        return [generate(model, [prompt], max_tokens, eos, max_len)[0] for prompt in prompts]\n"
-     "    prompts = [prompt[-max_len:] for prompt in prompts]\n", "go through as one batch"),
+     + CUT, "as one batch"),
     ("padded on the right", "[eos] * (longest - len(prompt)) + prompt", "prompt + [eos] * (longest - len(prompt))",
-     "its padding was read"),
-    ("cut after padding, and not before", "    prompts = [prompt[-max_len:] for prompt in prompts]\n", "", "cut each prompt"),
-    ("cut at the wrong end", "prompt[-max_len:]", "prompt[:max_len]", "the last tokens of the prompts are lost"),
+     "where each row's last token is"),
+    ("cut at the wrong end", "prompt[-max_len:]", "prompt[:max_len]", "cut each prompt"),
     ("padding counted before the cut", "    prompts = [prompt[-max_len:] for prompt in prompts]\n    longest = max(map(len, prompts))\n"
      "    padded = [[eos] * (longest - len(prompt)) + prompt for prompt in prompts]\n",
      "    longest = max(map(len, prompts))\n"
-     "    padded = [([eos] * (longest - len(prompt)) + prompt)[-max_len:] for prompt in prompts]\n", "counted before truncation"),
-    ("the end token in prompt and padding", "tokens[:, start:].tolist()):", "tokens.tolist()):", "ended the row"),
+     "    padded = [([eos] * (longest - len(prompt)) + prompt)[-max_len:] for prompt in prompts]\n", "after the prompts are cut"),
+    ("the end token in prompt and padding", "tokens[:, start:].tolist()):", "tokens.tolist()):", "in the new tokens only"),
     ("positions of columns", "(columns - num_padding[:, None]).clamp(min=0)", "columns.expand(tokens.shape)",
-     "positions were counted in columns"),
-    ("positions below zero", ".clamp(min=0)", "", "clamp them"),
+     "count a row's own tokens"),
+    ("positions below zero", ".clamp(min=0)", "", "not even of padding"),
     ("no mask after the first step", "        visible = visible & (columns >= num_padding[:, None])[:, None, :]\n",
      "        if tokens.shape[1] == start:\n"
-     "            visible = visible & (columns >= num_padding[:, None])[:, None, :]\n", "visible again"),
+     "            visible = visible & (columns >= num_padding[:, None])[:, None, :]\n", "never at padding, in any step"),
     ("the prompt's own end token is hidden", "columns >= num_padding[:, None])[:, None, :]",
-     "tokens != eos)[:, None, :]", PASTE),
-    ("a row ends with the first row that does", "        if all(eos in row", "        if any(eos in row", PASTE),
-    ("the end token is dropped", "row[: row.index(eos) + 1]", "row[: row.index(eos)]", "the end token is kept"),
-    ("cut to one token too many", "prompt[-max_len:]", "prompt[-max_len - 1 :]", "nothing was cut"),
-    ("a token more at the end", "range(max_tokens)", "range(max_tokens + 1)", "not one more"),
+     "tokens != eos)[:, None, :]", "where each column of row 0 looks"),
+    ("a row ends with the first row that does", "        if all(eos in row", "        if any(eos in row", "other rows go on"),
+    ("the end token is dropped", "row[: row.index(eos) + 1]", "row[: row.index(eos)]", "and kept"),
+    ("a token more at the end", "range(max_tokens)", "range(max_tokens + 1)", "max_tokens new tokens"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [
