@@ -1,6 +1,6 @@
 """Skeletons of an engine to build, made from the stage that has it: `python -m exercises start 3`.
 
-The functions that carry a milestone's idea (milestones/__init__.py lists them) keep their signature and docstring;
+The functions that carry a milestone's idea (milestones.py lists them) keep their signature and docstring;
 everything else is copied from the stage. So nothing is written twice, and a skeleton is always up to date.
 """
 

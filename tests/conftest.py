@@ -27,6 +27,7 @@ import torch  # not earlier: it reads these when it is imported
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
 from tests.adapter import BATCHED, STAGES, TINYTALES, Stage, kernels_with, stages_that_change, write_checkpoint
+from tests.own_engine import OwnEngine
 
 # Started in the background, a shell's children ignore Ctrl-C, and theirs do: the tests send it and mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,6 +51,16 @@ def batched_stage(request):
     return request.param
 
 
+def pytest_addoption(parser):
+    parser.addoption("--engine", type=Path, help="a directory whose engine is tested in the place of a stage")
+    parser.addoption("--as-stage", type=int, metavar="N", help="the number of that stage")
+
+
+def pytest_configure(config):
+    if config.getoption("engine"):  # before any test imports a stage
+        config.pluginmanager.register(OwnEngine(config.getoption("engine"), config.getoption("as_stage")))
+
+
 def pytest_generate_tests(metafunc):
     """Decide which stages a test runs on: those that it names itself; in a module about what surrounds the stages, its
     `NUMBERS`, whose abilities differ; otherwise all."""
@@ -65,8 +76,10 @@ def pytest_generate_tests(metafunc):
 
 def pytest_collection_modifyitems(config, items):
     """Deselect tests whose files (those that they `cover`) are all the same as in the stage before. `make test` leaves
-    these repetitions to `make soak`."""
+    these repetitions to `make soak`. An own engine's are none."""
     run_again = set()
+    if config.getoption("engine"):
+        return
     for item in items:
         params = item.callspec.params.values() if hasattr(item, "callspec") else ()
         stages = {one for one in params if isinstance(one, Stage)}
@@ -113,7 +126,8 @@ def one_tokenizer():
 
     with pytest.MonkeyPatch.context() as patch:
         for stage in STAGES:
-            patch.setattr(stage.part("weights"), "Tokenizer", reader(stage))
+            if weights := stage._part("weights"):  # an own engine may have none
+                patch.setattr(weights, "Tokenizer", reader(stage))
         yield
 
 

@@ -183,6 +183,71 @@ def test_against_the_model_at_random(stage, seed):
         machine.nothing_is_lost()
 
 
+def test_blocks_are_taken_when_tokens_need_them(stage):
+    """Not before, without a prefix cache, and freed blocks can be taken again."""
+    manager = stage.part("block_manager").BlockManager(3, 4, False, watermark=0)
+    a, b = Sequence(range(6)), Sequence(range(4))
+    assert (manager.num_blocks_to_allocate(a), manager.allocate(a)) == (2, 0)
+    assert (len(manager.block_table(a)), manager.num_free) == (2, 1)
+    before = list(manager.block_table(a))
+    a.token_ids.append(6)
+    manager.append(a)
+    assert manager.block_table(a) == before  # its last block has room
+    manager.allocate(b)
+    assert sorted(before + manager.block_table(b)) == [0, 1, 2]
+    b.token_ids.append(4)
+    assert (manager.can_append(a), manager.can_append(b)) == (True, False)  # A needs no block, and none is free
+    manager.free(a)
+    manager.append(b)
+    assert (len(manager.block_table(b)), manager.num_free) == (2, 1)
+    first, second = manager.block_table(b)
+    assert second in before
+    assert manager.slot_mapping(b, 2, 5) == [first * 4 + 2, first * 4 + 3, second * 4]
+    manager.check_integrity()
+
+
+def test_a_prompt_finds_the_blocks_of_another(stage):
+    """The chapter's two prompts: six tokens each, the first four the same. What they share is free after both."""
+    manager = stage.part("block_manager").BlockManager(6, 4)
+    a, b = Sequence([1, 2, 3, 4, 5, 6]), Sequence([1, 2, 3, 4, 7, 8])
+    assert manager.allocate(a) == 0
+    manager.cache_full_blocks(a, 6)
+    assert (manager.num_blocks_to_allocate(b), manager.allocate(b)) == (1, 4)
+    (head, own), (other_head, other) = manager.block_table(a), manager.block_table(b)
+    assert (head == other_head, own != other, manager.num_free) == (True, True, 3)
+    manager.free(b)
+    assert manager.num_free == 4
+    manager.check_integrity()
+
+
+def test_found_blocks_are_counted(stage):
+    """As long as another holds them they cost nothing. When none does they are free, and count as the new one does."""
+    manager = make(stage, num_blocks=10)
+    a, _ = allocate(manager, [1, 2, 3, 4])
+    assert manager.num_blocks_to_allocate(Sequence([1, 2, 3, 4, 0])) == 1
+    manager.free(a)
+    assert manager.num_blocks_to_allocate(Sequence([1, 2, 3, 4, 0])) == 3
+
+
+def test_a_prefix_id_is_never_used_again(stage):
+    """A and B have the same first block. A's, which is entered, is taken for other tokens: B's second block comes after
+    the old ones, not after these. (A duplicate takes no entry.)"""
+    manager = stage.part("block_manager").BlockManager(5, 4)
+    a, b, others = Sequence([1, 2, 3, 4]), Sequence(range(1, 9)), Sequence(range(60, 68))
+    for sequence in (a, b, others):
+        manager.allocate(sequence)
+    for sequence in (a, b):
+        manager.cache_full_blocks(sequence, sequence.num_tokens)
+    manager.check_integrity()
+    manager.free(a)
+    c = Sequence([9, 9, 9, 9])
+    manager.allocate(c)
+    manager.cache_full_blocks(c, 4)
+    manager.free(others)
+    assert manager.allocate(Sequence([9, 9, 9, 9, 5, 6, 7, 8, 1])) == 4
+    manager.check_integrity()
+
+
 def test_a_block_that_is_not_full_can_not_be_found(stage):
     manager = make(stage, block_size=4)
     manager.allocate(first := Sequence(range(9)))

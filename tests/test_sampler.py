@@ -206,6 +206,14 @@ def test_unseeded_requests_get_seeds_of_their_own(stage):
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
+def test_logits_that_are_not_finite_are_an_error(stage):
+    """It is returned, not raised: it ends one request."""
+    for temperature in (0, 1.0):
+        request = stage.make_request(stage.SamplingParams(temperature=temperature))
+        (error,) = stage.sample(torch.full((1, 5), math.nan), [request])
+        assert isinstance(error, ValueError)
+
+
 def test_logprobs_are_of_the_raw_logits(stage):
     """The chosen token first, then the best; penalties and filters change what is chosen, not what is reported."""
     logits = random_logits(3)

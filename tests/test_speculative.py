@@ -775,8 +775,6 @@ def test_prompt_lookup(stage):
     assert looked_up(stage, [1, 2, 3], [4], 3) is None
     assert looked_up(stage, [7, 1, 2, 8, 9, 1, 2, 5, 5], [1, 2], 2) == [5, 5]  # the latest
     assert looked_up(stage, [4, 7, 1, 2, 8, 9, 1, 2, 5, 4, 7], [1, 2], 1) == [8]  # the longest
-    assert looked_up(stage, [3], [3, 3], 4) == [3, 3, 3, 3]  # it goes on as if it came again
-    assert looked_up(stage, [1, 2, 1], [2], 5) == [1, 2, 1, 2, 1]
     assert looked_up(stage, [4, 1], [4], 1) is None  # one token is no match
     assert looked_up(stage, [1], [1], 1) is looked_up(stage, [1], [], 1) is None
     assert looked_up(stage, [70_000, 70_001, 5, 70_000], [70_001], 1) == [5]
@@ -784,6 +782,12 @@ def test_prompt_lookup(stage):
     assert looked_up(stage, [0, 1, 2, 3, 4, 7, 5, 1, 2, 3, 4, 8, 0, 1, 2, 3], [4], 1) == [8]  # five are not looked for
     for almost in ([26553, 48707, 5, 20772, 29272], [0, 1, 5, 2**61 - 1, 1], [0, 1, 5, 2**16, 1]):
         assert looked_up(stage, almost, [], 1) is None  # the checksum, the hash, the lowest bits are the same
+
+
+def test_prompt_lookup_at_the_end_of_the_text(stage):
+    """It goes on as if the text came again."""
+    assert looked_up(stage, [3], [3, 3], 4) == [3, 3, 3, 3]
+    assert looked_up(stage, [1, 2, 1], [2], 5) == [1, 2, 1, 2, 1]
 
 
 def test_prompt_lookup_goes_on_where_it_was(stage):

@@ -199,6 +199,26 @@ def test_what_ends_a_request(stage):
         assert request.output_token_ids == tokens
 
 
+def test_which_text_is_final(stage):
+    """Token by token: what may become a stop string is held back, unless it stays in the text. Of several that are
+    complete the one that begins first counts, and none that was complete within the first min_tokens tokens."""
+    for settings, tokens, text, final, ends in [
+        ({"stop": ["q", "acid"]}, "bac", "bac", 1, None),
+        ({"stop": ["q", "acid"]}, "bacid", "b", 1, "acid"),
+        ({"stop": ["q", "acid"], "include_stop_str_in_output": True}, "bac", "bac", 3, None),
+        ({"stop": ["q", "acid"], "include_stop_str_in_output": True}, "bacid", "bacid", 5, "acid"),
+        ({"stop": ["ac", "bac"]}, "bac", "", 0, "bac"),
+        ({"stop": ["bac", "ac"]}, "bac", "", 0, "bac"),
+        ({"stop": "xy", "min_tokens": 2}, "xyz", "xyz", 3, None),
+        ({"stop": "xy", "min_tokens": 1}, "xyz", "", 0, "xy"),
+    ]:
+        request = stage.make_request(greedy(stage, **settings))
+        for letter in tokens:
+            if not request.finished:
+                request.add(*stage.tokenizer().encode(letter))
+        assert (request.text.text, request.text.num_final, request.stop_reason) == (text, final, ends)
+
+
 def test_what_a_request_keeps_of_a_token(stage):
     """Its id, when it came, and its log-probabilities if there are any."""
     entry = stage.part("outputs").Logprob(-0.5, 1, " a")

@@ -5,6 +5,7 @@ import functools
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,6 +195,24 @@ class Stepper:
         return bool(self.unfinished)
 
 
+def load_package(directory: Path, name: str) -> Any:
+    """Import a directory as a package of this name."""
+    spec = importlib.util.spec_from_file_location(
+        name, directory / "__init__.py", submodule_search_locations=[str(directory)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def said_at(error: BaseException) -> str:
+    """An error in a line, with the place where it was raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+
+
 class OwnEngine:
     """A user's own engine: any package with `LLM` and `SamplingParams`. Nothing else is known about it.
 
@@ -207,13 +226,7 @@ class OwnEngine:
             raise ValueError(f"{directory} is not an engine: it has no __init__.py")
         # A name that no other module has, whatever the directory's name is.
         name = f"own_engine_{sum(name.startswith('own_engine_') for name in sys.modules)}"
-        spec = importlib.util.spec_from_file_location(
-            name, self.directory / "__init__.py", submodule_search_locations=[str(self.directory)]
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = load_package(self.directory, name)
         for part in ("LLM", "SamplingParams"):
             if not hasattr(module, part):
                 raise ValueError(f"{directory} is not an engine: its __init__.py has no {part}")
