@@ -6,6 +6,7 @@ python -m exercises engine          # all milestones up to the one at which the 
 
 import argparse
 import importlib.util
+import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
@@ -64,6 +65,21 @@ def check_engine(directory: Path, numbers: Sequence[int]) -> int:
     return 0
 
 
+def run(directory: Path, numbers: Sequence[int]) -> None:
+    sys.exit(check_engine(directory, numbers))
+
+
+def in_a_process(directory: Path, numbers: Sequence[int]) -> int:
+    """The same in another process, which an engine may end."""
+    process = multiprocessing.get_context("spawn").Process(target=run, args=(directory, numbers))
+    process.start()
+    process.join()
+    if process.exitcode in (0, 1, 2):
+        return process.exitcode
+    print(f"\nThe process that ran your engine ended with status {process.exitcode}.")
+    return 1
+
+
 def main(argv: Sequence[str]) -> int:
     """The command `engine`."""
     parser = argparse.ArgumentParser(prog="python -m exercises engine", description=check_engine.__doc__)
@@ -81,4 +97,4 @@ def main(argv: Sequence[str]) -> int:
     started = read_record(args.directory)[0]
     if not args.milestone and not started and stands_in_for(args.directory, MILESTONES[0]) is not CONTRACT:
         raise ValueError(f"`start` has not made {args.directory}/; say which milestone it is, 1 to {last}")
-    return check_engine(args.directory, [args.milestone] if args.milestone else range(1, max(started, 1) + 1))
+    return in_a_process(args.directory, [args.milestone] if args.milestone else range(1, max(started, 1) + 1))

@@ -40,15 +40,8 @@ class Run:
     ):
         manager = BlockManager(num_blocks, SIZE, caching, watermark)
         self.scheduler = Scheduler(manager, at_once, budget, policy, chunked)
-        self.scheduler.emit = self.emit
         self.admitted, self.preempted, self.step, self.number = {}, [], 0, 0
         self.live = []
-
-    def emit(self, kind, request=None, **_):
-        if kind == "admitted":
-            self.admitted.setdefault(request, self.step)
-        elif kind == "preempted":
-            self.preempted.append((self.step, request))
 
     def add(self, blocks, max_tokens=8, priority=0, prompt=None):
         """A request whose prompt fills this many blocks."""
@@ -61,7 +54,11 @@ class Run:
 
     def go(self, steps=1):
         for _ in range(steps):
-            for request, num_tokens, ready in self.scheduler.schedule():
+            counts = {one: one.num_preemptions for one in self.live}
+            rows = self.scheduler.schedule()
+            self.preempted += [(self.step, one) for one, count in counts.items() if one.num_preemptions > count]
+            self.admitted |= {one: self.step for one in self.scheduler.running if one not in self.admitted}
+            for request, num_tokens, ready in rows:
                 request.num_computed_tokens += num_tokens
                 if ready:
                     request.add(7)

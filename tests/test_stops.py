@@ -182,6 +182,7 @@ def test_what_ends_a_request(stage):
         ({"stop_token_ids": b}, a + b, ("stop", b[0])),
         ({"stop": " b"}, a + b, ("stop", " b")),
         ({"stop": " b", "min_tokens": 1}, a + b, ("stop", " b")),
+        ({"stop": " b", "max_tokens": 2}, a + b, ("stop", " b")),
         ({"stop": " a", "min_tokens": 2}, a + a + a, ("stop", " a")),
         ({"stop": ["o", "ef"]}, stage.tokenizer().encode(" before"), ("stop", "ef")),  # one token has both
         ({}, [*a, EOS], ("stop", None)),

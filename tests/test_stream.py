@@ -86,6 +86,8 @@ def test_a_possible_stop_text_is_held_back(stage):
     for event in events[:-1]:
         streamed += event.text
         assert not any(streamed.endswith(half[:n]) for n in range(1, len(half) + 1))
+    last = stage.SamplingParams(temperature=0, max_tokens=12, stop=full[-3:] + "#")  # held back until the end
+    assert "".join(event.text for event in llm.stream(["Once upon a time"], last)) == full
     stopped = list(llm.stream(["Once upon a time"], stage.SamplingParams(temperature=0, max_tokens=12, stop=half)))
     assert "".join(event.text for event in stopped) == full[: full.index(half)]
 

@@ -190,8 +190,8 @@ def test_commit(stage, small_checkpoint):
 
 @on(1, 2, 3, 4, 5)
 def test_what_is_computed(stage, small_checkpoint):
-    """Tokens that go through the model, and steps, for outputs of unequal lengths: stages 1 and 2 compute every sequence
-    again for each token, stages 2 and 3 carry rows until the last one ends, and from 4 on a request leaves at once."""
+    """Tokens that go through the model, and steps, for outputs of unequal lengths. Stages 1 and 2 compute a sequence
+    again for each token; stages 2 and 3 carry rows until the last one ends; from 4 on a request leaves at once."""
     prompts, lengths = random_prompts(211, [5, 12, 3, 9, 1, 20]), [4, 2, 6, 9, 1, 3]
     params = [stage.SamplingParams(temperature=0, ignore_eos=True, max_tokens=n) for n in lengths]
     llm = stage.LLM(str(small_checkpoint), device="cpu", **({"max_num_seqs": 2} if stage.number > 1 else {}))
@@ -581,4 +581,5 @@ def test_a_step_with_guesses(stage, small_checkpoint):
         assert llm.engine.step() == [one]
         assert one.output_token_ids == tokens
         assert heard == [counts]
+        assert one.num_computed_tokens == one.num_tokens - 1
         assert len(llm.engine.block_manager.block_table(one)) == -(-one.num_computed_tokens // 4)
