@@ -83,9 +83,8 @@ def check(numbers: list[str]) -> int:
         if result.state == "not checked":
             continue
         if result.state == "not started":
-            print(
-                f"  read {shown(exercise.text if exercise else FOLDER / 'capstone' / 'README.md')}, then edit {shown(work)}"
-            )
+            text = exercise.text if exercise else CAPSTONE.with_name("README.md")
+            print(f"  read {shown(text)}, then edit {shown(work)}")
         kept = read_progress().get(number, {})
         state = "passed" if kept.get("state") == "passed" else result.state  # a passed exercise may be tried again
         record(number, state=state, attempts=kept.get("attempts", 0) + (result.state != "not started"))

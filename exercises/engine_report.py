@@ -1,7 +1,6 @@
 """Pytest's outcome for one who writes an engine: which parts pass, and the first failure."""
 
 import ast
-import inspect
 import io
 import linecache
 import os
@@ -16,9 +15,9 @@ import pytest
 from tools.sync_stages import ROOT
 
 from .milestones import Milestone
+from .report import case, rule, said
 from .skeletons import BLANK, functions
 
-WIDTH = 200  # of a line that is shown
 Spot = tuple[str, int]  # a file, and a line
 
 
@@ -77,7 +76,7 @@ class Report:
         if blank := next(filter(None, map(self.not_written, chain(error.value))), None):
             lines = [blank, "", "Write it, then run this again."]
         else:
-            lines = [*rule(item), *case(item), *said(error.exconly())]
+            lines = [rule(item), *case(item), *said(error)]
             lines += [f"not written yet: {', '.join(names)}" for names in [self.blanks(milestone, look)] if names]
             lines += [f"yours: {shown(own[-1], self.directory)}"] if own else []
             lines += [f"test:  {shown(test[-1], ROOT)}"] if test else []
@@ -126,21 +125,3 @@ def spots_of(frame) -> list[Spot]:
 def shown(spot: Spot, folder: Path) -> str:
     path, line = Path(spot[0]), spot[1]
     return f"{path.relative_to(folder)}, line {line}: {linecache.getline(str(path), line).strip()}"
-
-
-def rule(item) -> list[str]:
-    """What a test is about."""
-    return (inspect.getdoc(item.function) or item.originalname.removeprefix("test_").replace("_", " ")).split("\n")
-
-
-def case(item) -> list[str]:
-    """The values of a test's parameters."""
-    values = item.callspec.params.items() if hasattr(item, "callspec") else ()
-    case = [f"{name} = {value!r:.{WIDTH}}" for name, value in values if not name.endswith("stage")]
-    return [f"case:  {', '.join(case)}"] if case else []
-
-
-def said(message: str) -> list[str]:
-    """The first lines of an error: of an assertion, what was compared."""
-    lines = [line.removeprefix("AssertionError: ") for line in message.splitlines() if line.strip()]
-    return [line if len(line) <= WIDTH else f"{line[:WIDTH]} …" for line in lines[:8] if "Use -v" not in line]

@@ -5,8 +5,8 @@ python -m exercises grade class/* > marks.csv
 python -m exercises grade anna --only 2.1 2.3 milestone-4 capstone
 
 A folder is a learner's checkout, or just contains the answers' files, at any depth; of several files with the same name
-the newest counts. Every exercise has a column, every milestone at which some folder has an engine, and the capstone. Each
-folder is checked by pytest in processes of its own.
+the newest counts. Every exercise has a column, and so have the capstone and each milestone at which some folder has an
+engine. Each answer is checked by pytest in a process of its own.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def newest(folder: Path) -> dict[str, Path]:
 def command(name: str, answer: Path) -> list[str]:
     """Pytest's arguments for one answer."""
     if name.startswith("milestone-"):
-        from .milestones import engine_command
+        from .engine import engine_command
 
         return engine_command(answer, int(name.removeprefix("milestone-")))
     test = FOLDER / "capstone" / "test_llama.py" if name == "capstone" else exercises()[name].test

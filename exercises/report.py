@@ -2,6 +2,7 @@
 expected, and the line of the learner's file."""
 
 import inspect
+import io
 import linecache
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,12 @@ class Report:
     num_passed: int = 0
     num_tests: int = 0
     broken: bool = False  # the check itself failed
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Nothing of pytest's own output is shown, but pytest-timeout needs something to write to."""
+        config.pluginmanager.unregister(name="terminalreporter")
+        config.pluginmanager.register(pytest.TerminalReporter(config, io.StringIO()), "terminalreporter")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         self.num_tests = len(items)
@@ -89,12 +96,9 @@ def rule(item: pytest.Item) -> str:
 
 def case(item: pytest.Item) -> list[str]:
     """The values of a test's parameters."""
-    values = (
-        {name: value for name, value in item.callspec.params.items() if name != "expected"}
-        if hasattr(item, "callspec")
-        else {}
-    )
-    return [", ".join(f"{name} = {shown(value)}" for name, value in values.items())] if values else []
+    values = item.callspec.params.items() if hasattr(item, "callspec") else ()
+    told = [f"{name} = {shown(value)}" for name, value in values if name != "expected" and not name.endswith("stage")]
+    return [", ".join(told)] if told else []
 
 
 def shown(value: object) -> str:
@@ -105,7 +109,7 @@ def shown(value: object) -> str:
 def said(error: pytest.ExceptionInfo) -> list[str]:
     """The lines of an error's message: of an assertion, its words and what was compared."""
     lines = [line.removeprefix("assert ").strip() for line in str(error.value).split("\n")]
-    lines = [line if len(line) <= WIDTH else f"{line[:WIDTH]} …" for line in lines if line]
+    lines = [line if len(line) <= WIDTH else f"{line[:WIDTH]} …" for line in lines if line and "Use -v" not in line]
     if error.errisinstance(AssertionError):
         return [line for line in lines if line != "it is as expected"][:8]
     return [f"{error.typename}: {lines[0]}" if lines else error.typename, *lines[1:8]]
@@ -123,7 +127,7 @@ def run(
     seconds: that a test may take.
     """
     report = Report(work)
-    flags = [*FLAGS, "-p", "no:terminal", f"--timeout={seconds}", *["--maxfail=1"] * first, *["--capture=no"] * show]
+    flags = [*FLAGS, f"--timeout={seconds}", *["--maxfail=1"] * first, *["--capture=no"] * show]
     status = pytest.main([*flags, *map(str, arguments)], plugins=[report])
     if status == pytest.ExitCode.INTERRUPTED and not report.message:  # else a file could not be read
         raise KeyboardInterrupt

@@ -3,7 +3,6 @@
 import heapq
 import inspect
 import io
-import json
 import os
 import signal
 import subprocess
