@@ -4,6 +4,7 @@ expected, and the line of the learner's file."""
 import inspect
 import io
 import linecache
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,10 @@ def run(
     """
     report = Report(work)
     flags = [*FLAGS, f"--timeout={seconds}", *["--maxfail=1"] * first, *["--capture=no"] * show]
+    before = set(sys.modules)
     status = pytest.main([*flags, *map(str, arguments)], plugins=[report])
+    for name in [name for name in sys.modules if name.startswith("test_") and name not in before]:
+        del sys.modules[name]  # imported again for the next answer: this one may have changed a test's lists
     if status == pytest.ExitCode.INTERRUPTED and not report.message:  # else a file could not be read
         raise KeyboardInterrupt
     return report

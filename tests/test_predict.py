@@ -177,7 +177,7 @@ def test_an_interrupt_where_it_is_typed(tmp_path):
         "catalogue.PROGRESS = Path(sys.argv[1])\n"
         "experiment = predict.EXPERIMENTS[0]\n"
         "object.__setattr__(experiment, 'run', lambda: time.sleep(600))\n"
-        "sys.exit(cli.write_out(cli.main(['predict', '1', '--say', '40', '3'])))"
+        "sys.exit(cli.main(['predict', '1', '--say', '40', '3']))"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "progress.json")]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
