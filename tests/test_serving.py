@@ -34,8 +34,8 @@ from stagewise.openai.limits import Limits
 from stagewise.sampling import MORE_FIELDS, Sampling
 from stagewise.serving import events
 from stagewise.serving.__main__ import main, server_parser
-from stagewise.serving.run import check, make_service
 from stagewise.serving.app import App
+from stagewise.serving.run import check, make_service
 from stagewise.serving.server import Server, listen
 from stagewise.serving.service import Run, Service
 from stagewise.stages import SERVING as STAGES
