@@ -156,7 +156,7 @@ MILESTONES = [
         4, "slots", "stage04_continuous", (90, 120),
         {
             "scheduler.py": (
-                "Scheduler.add", "Scheduler.schedule", "Scheduler._can_admit", "Scheduler._row", "Scheduler._admit",
+                "Scheduler.add", "Scheduler.schedule", "Scheduler._can_admit", "Scheduler._take", "Scheduler._admit",
                 "Scheduler.remove",
             ),
             "engine.py": ("Engine.add", "Engine.abort", "Engine.step", "Engine.commit"),
@@ -191,7 +191,7 @@ MILESTONES = [
         5, "blocks", "stage05_paged", (90, 120),
         {
             "block_manager.py": (
-                "BlockManager.slot_mapping", "BlockManager.num_blocks_to_allocate", "BlockManager.can_allocate",
+                "BlockManager.slot_mapping", "BlockManager.num_blocks_to_allocate",
                 "BlockManager.allocate", "BlockManager.can_append", "BlockManager.append",
                 "BlockManager.free", "BlockManager._pop_free", "BlockManager._incref", "BlockManager._decref",
             ),

@@ -98,28 +98,28 @@ class Stage:
 
     # --- What the command line needs, without torch -----------------------------------------------------------------
 
-    def _alone(self, module: str) -> Any:
-        """A module of the stage that needs no torch, without the stage's __init__.py, which does. The next import runs
-        both."""
+    def _alone(self, module: str, name: str) -> Any:
+        """What the stage exports; before it is imported, from a module that needs no torch, without the stage's
+        __init__.py, which does. The next import runs both."""
         if self.package in sys.modules:
-            return importlib.import_module(f"{self.package}.{module}")
+            return getattr(self, name)
         spec = importlib.util.find_spec(self.package)
         sys.modules[self.package] = importlib.util.module_from_spec(spec)  # pyright: ignore[reportArgumentType]
         try:
-            return importlib.import_module(f"{self.package}.{module}")
+            return getattr(importlib.import_module(f"{self.package}.{module}"), name)
         finally:
-            for name in [name for name in sys.modules if name.partition(".")[0] == self.package]:
-                del sys.modules[name]
+            for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == self.package]:
+                del sys.modules[loaded]
 
-    @functools.cached_property
+    @property
     def options(self) -> tuple[Field[Any], ...]:
         """The options of its engine, as EngineConfig has them."""
-        return fields(self._alone("config").EngineConfig)
+        return fields(self._alone("config", "EngineConfig"))
 
-    @functools.cached_property
+    @property
     def sampling(self) -> Any:
         """SamplingParams with all defaults."""
-        return self._alone("support.sampling_params").SamplingParams()
+        return self._alone("support.sampling_params", "SamplingParams")()
 
     @property
     def description(self) -> str:

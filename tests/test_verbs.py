@@ -144,7 +144,7 @@ def test_batch_takes_what_is_not_in_the_cache(stage):
     assert (batch.num_padding.tolist(), batch.is_prefill) == ([0, 2], True)
     assert (batch.num_tokens, batch.num_padding_tokens) == (6, 2)
     cache.length, failed = 4, make(stage, B)
-    failed.fail(ValueError("no logit is finite"))
+    failed.add_or_fail(ValueError("no logit is finite"))
     batch = stage.part("batch").Batch.of([make(stage, A, [6, 5]), failed], cache, CPU)
     assert (tuple(batch.token_ids.shape), batch.token_ids[0].tolist()) == ((2, 1), [5])
     assert (batch.num_padding.tolist(), batch.is_prefill, batch.live_rows) == ([0, 2], False, [0])
@@ -279,15 +279,15 @@ def test_who_is_admitted(stage, lengths, whole, rows):
 
 @on(4)
 def test_slots_are_given_back(stage):
-    """The lowest is taken. A removed request has neither slot nor rank, and removing it again does no harm."""
+    """The lowest is taken. A removed request has no rank, and removing it again does no harm."""
     scheduler = scheduler_of(stage, 2, 64)
     a, b, c = add(stage, scheduler, 4, 2, 3)
     scheduler.schedule()
-    assert [request.slot for request in (a, b, c)] == [0, 1, None]
+    assert [request.slot for request in (a, b)] == [0, 1]
     first = a.first_scheduled_time
     for _ in range(2):
         scheduler.remove(a)
-    assert (a.slot, a.rank) == (None, None)
+    assert a.rank is None
     scheduler.schedule()
     assert (c.slot, scheduler.running) == (0, [b, c])
     scheduler.add(a)
@@ -339,7 +339,7 @@ def test_batch_has_places_from_the_tables(stage):
     for request in (a, b):
         manager.allocate(request)
     a.num_computed_tokens, row = 4, stage.part("scheduler").Row
-    batch = stage.part("batch").Batch.of([row(a, 1, True), row(b, 2, False)], manager)
+    batch = stage.part("batch").Batch.of([row(a, 1, True), row(b, 2, False)], manager, CPU)
     place, first = manager.block_table(a)[1] * 4, manager.block_table(b)[0] * 4
     assert (batch.token_ids.tolist(), batch.positions.tolist()) == ([5, 6, 7], [4, 0, 1])
     assert batch.slot_mapping.tolist() == [place, first, first + 1]
@@ -360,10 +360,8 @@ def test_forward_of_a_flat_batch(stage, small_checkpoint, theirs):
             core.block_manager.allocate(request)
     row, of = stage.part("scheduler").Row, stage.part("batch").Batch.of
     for rows in ([(a, 9), (c, 1)], [(a, 1), (b, 4), (c, 1)], [(b, 2), (a, 1)], [(a, 1), (b, 1)]):
-        batch = of(
-            [row(request, num, num == request.num_new_tokens) for request, num in rows],
-            CPU if stage.number == 4 else core.block_manager,
-        )
+        memory = [core.block_manager] if stage.number == 5 else []
+        batch = of([row(request, num, num == request.num_new_tokens) for request, num in rows], *memory, CPU)
         got = core.runner.forward(batch)
         check_logits(got, theirs, [request.token_ids for request in batch.ready])
         for request, num in rows:
@@ -468,7 +466,7 @@ def test_verified(stage):
         manager.allocate(request)
     a.num_computed_tokens = 4
     manager.extend(a, 2)
-    batch = stage.part("batch").Batch.of([row(a, 1, True), row(b, 2, True)], manager, {a: [6, 7]})
+    batch = stage.part("batch").Batch.of([row(a, 1, True), row(b, 2, True)], manager, CPU, {a: [6, 7]})
     a.output_token_ids.append(6)
     b.output_token_ids.append(9)
     batch = batch.verified()
