@@ -32,44 +32,38 @@ class Queue:
         return len(self.waiting)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
 PUSH = "heapq.heappush(self.heap, (priority, self.waiting[name], name))"
-PASTE = "Paste this into Python"  # the message where the random comparison finds it, and nothing is certain
 MUTANTS = [
-    ("priorities up to ten", PUSH, PUSH.replace("(priority,", "(min(priority, 10),"), PASTE),
-    ("a name without letters", "        if name in self.waiting:", "        if not name:\n            return\n        if name in self.waiting:", PASTE),
     ("higher numbers first", PUSH, PUSH.replace("(priority,", "(-priority,"), "lower numbers go first"),
-    ("no priorities", PUSH, PUSH.replace("(priority,", "(0,"), "priorities are ignored"),
     ("the last of equals first", PUSH, PUSH.replace("self.waiting[name],", "-self.waiting[name],")
      + "\n        self.waiting[name] *= -1", "in order of arrival"),
-    ("counts the heap", "return len(self.waiting)", "return len(self.heap)", "no longer wait"),
+    ("counts the heap", "return len(self.waiting)", "return len(self.heap)", "is not counted"),
     ("who left comes up", "if self.waiting.get(name) == number:\n                del self.waiting[name]",
-     "if True:\n                self.waiting.pop(name, None)", "must not come up"),
-    ("the old entry counts", "if self.waiting.get(name) == number:", "if name in self.waiting:", "is at the end"),
-    ("two of one name", "            raise ValueError(f\"{name!r} waits already\")", "            pass", "can't be told apart"),
-    ("nobody there", "        while True:\n", "        while self.heap:\n", "raise IndexError"),
+     "if True:\n                self.waiting.pop(name, None)", "does not come up"),
+    ("an abort raises", "self.waiting.pop(name, None)", "self.waiting.pop(name)", "is ignored"),
+    ("the old entry counts", "if self.waiting.get(name) == number:", "if name in self.waiting:",
+     "added again is at the end"),
+    ("numbers by how many wait", "next(self.numbers)", "len(self.waiting)", "added again is at the end"),
+    ("a set of those who left",
+     ("self.waiting.pop(name, None)\n\n    def __len__", "if self.waiting.get(name) == number:"),
+     ("self.waiting.pop(name, None)\n        self.gone = getattr(self, 'gone', set()) | {name}\n\n    def __len__",
+      "if name in getattr(self, 'gone', ()):\n                self.gone.discard(name)\n            else:"),
+     "its new priority"),
+    ("two of one name", "            raise ValueError(f\"{name!r} waits already\")", "            pass",
+     "already waiting raises ValueError"),
+    ("a refused one takes the place", "        if name in self.waiting:\n            raise",
+     "        if name in self.waiting:\n"
+     "            self.waiting[name] = next(self.numbers)\n            heapq.heappush(self.heap, (priority, self.waiting[name], name))\n            raise",
+     "keeps its place"),
+    ("nobody there", "        while True:\n", "        while self.heap:\n", "pop raises IndexError"),
     ("an abort that searches", "        self.waiting.pop(name, None)",
      "        for entry in list(self.heap):\n            if entry[2] == name:\n                self.waiting.pop(name, None)",
-     "a dictionary finds"),
-    ("an abort that searches by hashes", "        self.waiting.pop(name, None)",
-     "        for entry in self.heap:\n            if hash(entry[2]) == hash(name):\n                self.waiting.pop(name, None)",
-     "instructions of Python"),
-    ("pops that look at everybody", "        while True:\n", "        while True:\n            [entry for entry in self.heap]\n",
-     "instructions of Python"),
-    ("a set of those who left", ("self.waiting.pop(name, None)\n\n    def __len__", "if self.waiting.get(name) == number:"),
-     ("self.waiting.pop(name, None)\n        self.gone = getattr(self, 'gone', set()) | {name}\n\n    def __len__",
-      "if name in getattr(self, 'gone', ()):\n                self.gone.discard(name)\n            else:"), "expected:"),
-    ("numbers by how many wait", "next(self.numbers)", "len(self.waiting)", "is at the end"),
-    ("an abort raises", "self.waiting.pop(name, None)", "self.waiting.pop(name)", "it may have been popped"),
-    ("a name that was popped can't come back", "                del self.waiting[name]\n", "                self.waiting[name] = -1\n", "expected:"),
-    ("a refused one takes the place", "        if name in self.waiting:\n            raise", "        if name in self.waiting:\n"
-     "            self.waiting[name] = next(self.numbers)\n            heapq.heappush(self.heap, (priority, self.waiting[name], name))\n            raise", PASTE),
-    ("a copy is counted", "return len(self.waiting)", "return len(dict(self.waiting))", "calls of len"),
+     "100 calls of abort search"),
     ("searches a sorted list", "        heapq.heappush(self.heap, (priority, self.waiting[name], name))",
-     "        self.heap.append((priority, self.waiting[name], name))\n        self.heap.sort(key=lambda entry: entry[:2])", "a heap the first"),
-    ("the heap is copied for each call", "    def pop(self) -> str:\n", "    def pop(self) -> str:\n        self.heap = list(self.heap)\n", "bytes taken"),
-    ("a name is searched in a list", "    def abort(self, name: str) -> None:\n", "    def abort(self, name: str) -> None:\n        _ = (0, 0, name) in self.heap\n", "60,000: computing time"),
+     "        self.heap.append((priority, self.waiting[name], name))\n        self.heap.sort(key=lambda entry: entry[:2])",
+     "100 calls of add search"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

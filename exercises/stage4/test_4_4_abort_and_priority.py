@@ -1,173 +1,109 @@
-"""Order, leaving, coming back; a plain list as a reference; and operations, counted instead of timed."""
+"""4.4 A queue with priorities and aborts: who comes first, a sorted list as the model, and comparisons, counted."""
 
-from collections import Counter
+import random
 
-from exercises.examples import Example, at_random
-from exercises.grading import Wrong, expect, require
-
-
-def drained(queue):
-    return [queue.pop() for _ in range(len(queue))]
+import pytest
 
 
-def test_order(work):
+def filled(work, calls):
+    """A queue after these calls: "a" or "a 3" adds, "-a" aborts, "pop" pops."""
     queue = work.Queue()
-    for name, priority in (("a", 1), ("b", 1), ("c", 0), ("d", 1), ("e", -2)):
-        queue.add(name, priority)
-    said = {"lower numbers go first": ["a", "b", "d", "c", "e"], "priorities are ignored": ["a", "b", "c", "d", "e"],
-            "equal priorities go in order of arrival": ["e", "c", "d", "b", "a"]}  # fmt: skip
-    expect("a 1, b 1, c 0, d 1, e -2", drained(queue), ["e", "c", "a", "b", "d"], said)
-    queue = work.Queue()
-    queue.add("a", 1)
-    queue.add("b")
-    expect("a of priority 1, then b without one, which is 0", drained(queue), ["b", "a"])
-    queue = work.Queue()
-    for name in ("z", "y", "x"):
-        queue.add(name)
-    expect("z, y, x, all of priority 0", drained(queue), ["z", "y", "x"],
-           {"equal priorities go in order of arrival, not of names": ["x", "y", "z"]})  # fmt: skip
+    for call in calls:
+        name, *priority = call.split()
+        if name == "pop":
+            queue.pop()
+        elif name.startswith("-"):
+            queue.abort(name[1:])
+        else:
+            queue.add(name, *map(int, priority))
+    return queue
 
 
-def test_abort(work):
-    queue = work.Queue()
-    for name in ("a", "b", "c"):
-        queue.add(name)
-    queue.abort("a")
-    try:
-        queue.abort("nobody")
-    except KeyError as error:
-        raise Wrong(
-            "abort of a name that never waited", "nothing happens", repr(error), "it may have been popped a moment ago"
-        ) from None
-    expect(
-        "how many wait after one of three left",
-        len(queue),
-        2,
-        {"names that left no longer wait": 3, "a name that was never there can't leave": 1},
-    )
-    expect("a, b, c without a", drained(queue), ["b", "c"], {"a name that left must not come up": ["a", "b"]})
-    queue.abort("b")
-    expect("b leaves after it was popped: how many wait", len(queue), 0, {"a name that does not wait is ignored": -1})
+@pytest.mark.parametrize(("calls", "expected"), [
+    pytest.param(["a 1", "b 0", "c -2"], "c b a", id="lower numbers go first"),
+    pytest.param(["a 1", "b"], "b a", id="without a priority it is 0"),
+    pytest.param(["z", "x", "y"], "z x y", id="equal priorities go in order of arrival, not of names"),
+    pytest.param(["a", "b", "c", "-a"], "b c", id="a name that left does not come up, and is not counted"),
+    pytest.param(["a", "-nobody"], "a", id="an abort of a name that is not waiting is ignored"),
+    pytest.param(["a", "b", "pop", "-a"], "b", id="an abort of a name that was popped is ignored"),
+    pytest.param(["a", "b", "-a", "a"], "b a", id="a name that left and is added again is at the end"),
+    pytest.param(["a 5", "b 1", "-a", "a 0"], "a b", id="a name that is added again has its new priority"),
+    pytest.param(["a", "pop", "a"], "a", id="a name that was popped may be added again"),
+    pytest.param(["a", "b", "c", "-b", "d"], "a c d", id="later ones go last, also after an abort"),
+])  # fmt: skip
+def test_order(work, calls, expected):
+    queue = filled(work, calls)
+    assert len(queue) == len(expected.split()), "how many are waiting"
+    assert " ".join(queue.pop() for _ in expected.split()) == expected
+    assert len(queue) == 0
 
 
-def test_again(work):
-    queue = work.Queue()
-    queue.add("a")
-    queue.add("b")
-    queue.abort("a")
-    queue.add("a")
-    said = {"a name that left and came back is at the end, not where its old entry was": ["a", "b"]}
-    expect("a, b; a leaves and comes back", drained(queue), ["b", "a"], said)
-    queue.add("a")
-    queue.abort("a")
-    queue.add("a", 5)
-    queue.add("b", 1)
-    expect("the same with another priority", drained(queue), ["b", "a"])
-    queue = work.Queue()
-    queue.add("a")
-    try:
+def test_twice(work):
+    """A name that is already waiting raises ValueError, and keeps its place."""
+    queue = filled(work, ["a", "b"])
+    with pytest.raises(ValueError):
         queue.add("a")
-    except ValueError:
-        pass
-    else:
-        raise Wrong(
-            "a is added while a waits", "ValueError", "nothing", "two requests with the same name can't be told apart"
-        )
-    queue.pop()
-    queue.add("a")
-    expect("a was popped and comes again", drained(queue), ["a"])
+    assert [queue.pop(), queue.pop()] == ["a", "b"]
 
 
 def test_empty(work):
-    queue = work.Queue()
-    queue.add("a")
-    queue.abort("a")
-    try:
-        got = queue.pop()
-    except IndexError:
-        return
-    said = {"a name that left must not come up": "a", "nobody is waiting: raise IndexError": None}
-    expect("pop after the only one left", got, "IndexError", said)
+    """pop raises IndexError if no name is waiting."""
+    for calls in ([], ["a", "-a"], ["a", "pop"]):
+        queue = filled(work, calls)
+        with pytest.raises(IndexError):
+            queue.pop()
 
 
-def visited(queue, work, count, acts, parts=1):
-    """A queue of this length to which `acts` names are added; then as many leave, and as many are popped. Each is
-    measured in this many parts."""
-    names = [f"n{i}" for i in range(count + acts)]
-    work.each(queue, "add", [(name, i % 7) for i, name in enumerate(names[:count])])
-    for what, name, calls in (
-        ("adds", "add", [(name, i % 7) for i, name in enumerate(names[count:])]),
-        ("calls of len", "__len__", [()] * acts),
-        ("aborts", "abort", [(name,) for name in names[count - 1 : 0 : -2][:acts]]),
-        ("pops", "pop", [()] * acts),
-    ):
-        for i in range(parts):
-            with work.measured() as measured:
-                work.each(queue, name, calls[i * acts // parts : (i + 1) * acts // parts])
-            yield what, measured
+def test_any_calls(work):
+    """Random calls: the same as a list that is sorted each time."""
+    for seed in range(300):
+        choose = random.Random(seed)
+        queue, waiting, calls = work.Queue(), [], []  # waiting: (priority, number, name)
+        for number in range(2 + seed // 10):
+            name, action = choose.choice("abcd"), choose.choice(["add", "add", "abort", "pop"])
+            there = any(name == other for *_, other in waiting)
+            if action == "add" and not there:
+                waiting.append((choose.choice((0, 1, -1, 30, 31)), number, name))
+                calls.append(f"add({name}, {waiting[-1][0]})")
+                queue.add(name, waiting[-1][0])
+            elif action == "abort":
+                calls.append(f"abort({name})")
+                queue.abort(name)
+                waiting = [other for other in waiting if other[2] != name]
+            elif action == "pop" and waiting:
+                waiting.sort()
+                expected = waiting.pop(0)[2]
+                calls.append("pop()")
+                assert queue.pop() == expected, ", ".join(calls)
+            assert len(queue) == len(waiting), f"waiting after {', '.join(calls)}"
 
 
-SEARCHED = "don't search or copy the queue: a dictionary finds a name at once, and a heap the first"
+def counting(base, compared):
+    """A type like this one that counts its comparisons in `compared`."""
+
+    def counted(operator):
+        def compare(self, other):
+            compared[0] += 1
+            return getattr(base, operator)(self, other)
+
+        return compare
+
+    operators = {operator: counted(operator) for operator in ("__eq__", "__ne__", "__lt__", "__gt__")}
+    return type("Counting", (base,), {"__hash__": base.__hash__, **operators})
 
 
 def test_nothing_is_searched(work):
-    """The answer's own instructions, and the memory that it takes: a search goes through all entries, a copy holds them."""
-    for what, measured in visited(work.Queue(), work, 800, 400):
-        for kind, number, most in (("instructions of Python", measured.instructions, 1000),
-                                   ("bytes taken", measured.allocated, 3000)):  # fmt: skip
-            require(number < most * 400, f"400 {what} in a queue of 800: {kind}", f"fewer than {most * 400}", number,
-                    f"{what} that {SEARCHED}")  # fmt: skip
-
-
-def test_nothing_is_searched_in_c(work):
-    """The work of one instruction, `in` a list or `remove`, shows only in computing time: in a queue 100 times as long."""
-    short, long = Counter(), Counter()
-    for what, measured in visited(work.Queue(), work, 600, 600, parts=12):
-        short[what] += measured.seconds
-    for what, measured in visited(work.Queue(), work, 60_000, 600, parts=12):
-        long[what] += measured.seconds
-        seen = f"over {long[what]:.3f} seconds, and {short[what]:.3f} in a queue of 600"
-        require(long[what] < 0.1 + 10 * short[what], f"600 {what} in a queue of 60,000: computing time",
-                "about as long as in a short one", seen, f"{what} that {SEARCHED}")  # fmt: skip
-
-
-def test_any_visitors(work):
-    """Against a plain list: three names that come, leave, come back, come twice, and leave without being there."""
-
-    def check(choose):
-        example = Example(work, __file__, "from exercises.examples import raised")
-        example.do("queue = work.Queue()")
-        waiting = []  # (priority, number of arrival, name)
-        for number, action in enumerate(choose.each(lambda: choose.upto(3), 30, least=1)):
-            name = choose.one_of(["a", "b", "c", ""])
-            there = [other for other in waiting if other[2] == name]
-            if action < 2:
-                priority = choose.one_of([0, 1, -1, 30, 31])
-                if there:
-                    example.expect(f"raised(lambda: queue.add({name!r}, {priority}), ValueError)", "ValueError")
-                else:
-                    example.do(f"queue.add({name!r}, {priority})")
-                    waiting.append((priority, number, name))
-            elif action == 2:
-                example.do(f"queue.abort({name!r})")
-                waiting = [other for other in waiting if other not in there]
-            else:
-                first = min(waiting, default=None)
-                example.expect("raised(queue.pop, IndexError)", first[2] if first else "IndexError")
-                waiting = [other for other in waiting if other is not first]
-            example.look("len(queue)", len(waiting))
-
-    at_random(check, 300)
-
-
-def test_many_visitors(work):
-    """Names of a thousand characters, priorities beyond 65,535, and a thousand names that come, leave and are popped."""
-    queue, names = work.Queue(), [f"{i} " + "n" * (i % 7 * 170) for i in range(1100)]
-    priorities = [i * i % 70_001 - 300 for i in range(1100)]
-    for name, priority in zip(names, priorities, strict=True):
-        queue.add(name, priority)
-    for name in names[::2]:
-        queue.abort(name)
-    expect("how many of 1,100 wait after every second one has left", len(queue), 550)
-    order = sorted(range(1, 1100, 2), key=lambda i: (priorities[i], i))
-    expect("the order of the others", drained(queue), [names[i] for i in order])
+    """A call does not search the queue: comparisons of names and priorities in a queue of 2,000, at most 100 for each call."""
+    compared = [0]
+    name, priority, queue = counting(str, compared), counting(int, compared), work.Queue()
+    for i in range(2000):
+        queue.add(name(f"n{i}"), priority(i * 7 % 11))
+    for what, call in (
+        ("add", lambda i: queue.add(name(f"m{i}"), priority(i % 5))),
+        ("abort", lambda i: queue.abort(name(f"n{1900 - i}"))),
+        ("pop", lambda i: queue.pop()),
+    ):
+        compared[0] = 0
+        for i in range(100):
+            call(i)
+        assert compared[0] <= 100 * 100, f"100 calls of {what} search the queue; a heap and a dictionary compare little"
