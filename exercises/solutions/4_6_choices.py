@@ -37,7 +37,7 @@ def accuracy(answers: list[int | None], references: list[int]) -> float:
     return right / len(references)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
 CHOSEN = "torch.log_softmax(logits[num_prompt - 1 : -1].double(), dim=-1)"
 MUTANTS = [
