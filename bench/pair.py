@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
             halves = [
                 Half(version, Path(folder) / name, requests, args) for name, version in (("a", args.a), ("b", args.b))
             ]
-            ratios, same = compare(*halves, args.rounds)
+            ratios, same = compare(halves[0], halves[1], args.rounds)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     low, median, high = statistics.quantiles(ratios, n=4)
