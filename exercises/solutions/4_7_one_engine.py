@@ -106,7 +106,10 @@ MUTANTS = [
     ("a bad request ends the thread", ADD, "                engine.add(of[0])\n                waiting[of[0]] = of[1]\n", "only this caller is affected"),
     ("the last request has come before it is closed", CLOSED, "", "come after it was closed get a RuntimeError"),
     ("closed at once", END, "        if closing:\n            return\n", "running requests go on to their end"),
-    ("what is in the queue is not answered", WHEN, "while not (closing and not waiting) and (not commands.empty() or not waiting):", "answers everything in the queue"),
+    ("what comes during the last step is not answered", "                    waiting.pop(request).put(None)\n        except", "                    waiting.pop(request).put(None)\n            if closing and not waiting:\n                return\n        except", "has come during the last step"),
+    ("tokens are kept to the end, and lost by an abort", ("    closing = False\n", NEWS),
+     ("    closing = False\n    kept = {}\n", NEWS.replace("waiting[request].put(token)", "kept.setdefault(request, []).append(token)")
+      .replace("is_last:", "is_last:\n                    [*map(waiting[request].put, kept.pop(request))]")), "a request that is aborted leaves"),
     ("one caller hears of the error", FAILED, FAILED.replace("answers.put(error)", "answers.put(error if request == next(iter(waiting)) else None)"), "each caller gets it"),
     ("the engine keeps what has failed", FAILED, FAILED.replace("                engine.abort(request)\n", ""), "whose step failed: engine.abort(request)"),
     ("the stream ends at token 0", "if item is None:", "if not item:", "0 too, up to None"),

@@ -113,6 +113,8 @@ def case(rule, comes, **expected):
     case("when closed, a request can be aborted", {0: "add a9", 1: "close", 2: "abort a9"}, a9=[0, 1, None]),
     case("requests that come after it was closed get a RuntimeError", {0: "add a3", 1: "close", 2: "add b3"},
          a3=[0, 1, 2, None], b3=["RuntimeError"]),
+    case("run answers what has come during the last step before it returns", {0: "add a2", 1: "close", 2: "add b3"},
+         a2=[0, 1, None], b3=["RuntimeError"]),
     case("run answers everything in the queue before it returns", {0: "close, add b3"}, b3=["RuntimeError"]),
     case("if step raises an error, each caller gets it, and run goes on", {0: "add a5, add b5", 1: "fail", 2: "add c2", 9: "close"},
          a5=[0, "Trouble"], b5=[0, "Trouble"], c2=[2, 3, None]),
