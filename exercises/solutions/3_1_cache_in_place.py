@@ -26,32 +26,41 @@ class Cache:
         self.length += n_new
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
 MUTANTS = [
-    ("each layer counts by itself", ("        self.length = 0\n", "        end = self.length + k.shape[2]\n", "        keys[:, :, self.length :] = k\n        values[:, :, self.length :] = v\n"),
-     ("        self.length, self.filled = 0, [0] * n_layer\n", "        end = self.filled[layer] + k.shape[2]\n",
-      "        keys[:, :, self.filled[layer] :] = k\n        values[:, :, self.filled[layer] :] = v\n        self.filled[layer] = end\n"), "only `advance` moves"),
-    ("moves within the step", "        return keys, values\n", "        self.length = end\n        return keys, values\n",
-     "update returns the filled columns and the new ones, and no empty ones"),
-    ("returns the new columns", "return keys, values", "return k, v", "update returns the filled columns and the new ones, and no empty ones"),
-    ("returns everything", "return keys, values", "return self.data[layer, 0], self.data[layer, 1]", "update returns the filled columns and the new ones, and no empty ones"),
-    ("swaps keys and values", "return keys, values", "return values, keys", "Keys come first, then values, with the numbers of every row and head"),
-    ("overwrites the beginning", "keys[:, :, self.length :] = k", "keys[:, :, : k.shape[2]] = k", "Caches of every small size, filled step by step: the same"),
-    ("one memory for all layers", "self.data[layer, :, :, :, :end]", "self.data[0, :, :, :, :end]", "Caches of every small size, filled step by step: the same"),
+    ("moves within the step", "        return keys, values\n",
+     "        self.length = end\n        return keys, values\n", "Each layer writes to the same columns"),
+    ("returns the new columns", "return keys, values", "return k, v", "got       [2, 2, 1, 4]"),
+    ("returns everything", "return keys, values", "return self.data[layer, 0], self.data[layer, 1]",
+     "got       ([2, 2, 12, 4]"),
+    ("swaps keys and values", "return keys, values", "return values, keys", "keys of layer 0 in step 0"),
+    ("overwrites the beginning", "keys[:, :, self.length :] = k", "keys[:, :, : k.shape[2]] = k",
+     "keys of layer 0 in step 1"),
+    ("one memory for all layers", "self.data[layer, :, :, :, :end]", "self.data[0, :, :, :, :end]",
+     "keys of layer 0 in step 1"),
     ("concatenates", "        return keys, values", "        return torch.cat([keys, keys[:, :, :0]], dim=2), values",
-     "Keys and values are views of memory that was allocated once"),
+     "the keys of layer 0 are at a new address"),
+    ("the values are copied", "return keys, values", "return keys, values.clone()",
+     "the values of layer 0 are at a new address"),
     ("memory of the class", "        self.data = torch.empty(n_layer, 2, batch, n_head, max_len, head_dim)",
      "        Cache.data = getattr(Cache, \"data\", torch.empty(n_layer, 2, batch, n_head, max_len, head_dim))",
-     "two caches share nothing"),
-    ("counts from one step further", "end = self.length + k.shape[2]\n", "end = self.length + 1\n", "update returns the filled columns and the new ones, and no empty ones"),
-    ("copies of all layers but the first", "return keys, values",
-     "return (keys, values) if layer == 0 else (keys.clone(), values.clone())", "Keys and values are views of memory that was allocated once"),
-    ("only the first layer looks", "if end > self.data.shape[4]:", "if end > self.data.shape[4] and layer == 0:", "More columns than max_len raise ValueError, before anything is written"),
+     "Two caches share no memory"),
+    ("does not look",
+     "        if end > self.data.shape[4]:\n            raise ValueError(f\"{end} columns, there is room for {self.data.shape[4]}\")\n",
+     "", "More columns than max_len raise ValueError"),
+    ("only the first layer looks", "if end > self.data.shape[4]:", "if end > self.data.shape[4] and layer == 0:",
+     "layer = 2"),
     ("writes what fits", "            raise ValueError(f",
      "            self.data[layer, 0, :, :, self.length :] = k[:, :, : self.data.shape[4] - self.length]\n"
-     "            raise ValueError(f", "More columns than max_len raise ValueError, before anything is written"),
-    ("advances by one", "self.length += n_new", "self.length += 1", "update returns the filled columns and the new ones, and no empty ones"),
+     "            raise ValueError(f", "before anything is written"),
+    ("a limit of one less", "if end > self.data.shape[4]:", "if end >= self.data.shape[4]:",
+     "12 columns, there is room for 12"),
+    ("more room than is needed",
+     ("batch, n_head, max_len, head_dim)", "if end > self.data.shape[4]", "room for {self.data.shape[4]}"),
+     ("batch, n_head, 1024, head_dim)\n        self.room = max_len", "if end > self.room", "room for {self.room}"),
+     "more columns than max_len"),
+    ("advances by one", "self.length += n_new", "self.length += 1", "only `advance` moves `length`"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

@@ -31,26 +31,29 @@ class Decoder:
         return self.model(token_ids, positions, visible, self.cache)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
 MUTANTS = [
-    ("a stale position", "len(prompt) + len(outputs) - 1)", "len(prompt))", "The position goes up by one each step, and the first new"),
-    ("a position behind", "len(prompt) + len(outputs) - 1)", "len(prompt) + len(outputs) - 2)", "The position goes up by one each step, and the first new"),
-    ("no offset in the mask", "j <= before + i", "j <= i", "row i of the mask belongs to column len(cache) + i: it sees the whole cache"),
-    ("no causality in a chunk", "j <= before + i", "True", "within a chunk a token must not look ahead"),
-    ("the cache of the call before", "        self.cache = []  # of this sequence alone\n", "", "the same prompt again: each call begins with an empty cache"),
-    ("computes the prompt again", "        for start in range(0, len(prompt), chunk):\n            token = self.forward(prompt[start : start + chunk], start)\n",
+    ("a stale position", "len(prompt) + len(outputs) - 1)", "len(prompt))", "go up by one at each step"),
+    ("a position behind", "len(prompt) + len(outputs) - 1)", "len(prompt) + len(outputs) - 2)",
+     "go on where the prompt ends"),
+    ("positions of a chunk from 0", "self.forward(prompt[start : start + chunk], start)",
+     "self.forward(prompt[start : start + chunk], 0)", "The positions of a chunk"),
+    ("computes the prompt again",
+     "        for start in range(0, len(prompt), chunk):\n            token = self.forward(prompt[start : start + chunk], start)\n",
      "        for start in range(0, len(prompt), chunk):\n            self.cache.clear()\n            token = self.forward(prompt[: start + chunk], 0)\n",
-     "What is in the cache is not computed again"),
+     "The positions of a chunk"),
+    ("no offset in the mask", "j <= before + i", "j <= i", "row i of the mask belongs to column len(cache) + i"),
+    ("no causality in a chunk", "j <= before + i", "True", "a token may not look at later ones"),
+    ("a chunk looks at its own columns alone", "j <= before + i", "before <= j <= before + i", "row i of the mask"),
+    ("the cache of the call before", "        self.cache = []  # of this sequence alone\n", "",
+     "begins with an empty cache"),
     ("the cache is cleared if it is longer than the prompt", "        self.cache = []  # of this sequence alone\n",
-     "        if len(self.cache) > len(prompt):\n            self.cache = []\n", "a longer prompt after it: each call begins with an empty cache"),
+     "        if len(self.cache) > len(prompt):\n            self.cache = []\n", "begins with an empty cache"),
     ("the cache is cut to the prompt", "        self.cache = []  # of this sequence alone\n",
-     "        del self.cache[len(prompt) :]\n", "the same prompt again: each call begins with an empty cache"),
-    ("positions of a chunk from 0", "self.forward(prompt[start : start + chunk], start)", "self.forward(prompt[start : start + chunk], 0)", "The position goes up by one each step, and the first new"),
-    ("a chunk looks at its own columns alone", "j <= before + i", "before <= j <= before + i", "row i of the mask belongs to column len(cache) + i: it sees the whole cache"),
-    ("the last chunk is left out if it is short", "range(0, len(prompt), chunk)", "range(0, max(1, len(prompt) - 1), chunk)", "One decoder, one prompt after another, in chunks of any size"),
-    ("puts the output into the prompt", "        return outputs\n", "        prompt += outputs\n        return outputs\n", "One decoder, one prompt after another, in chunks of any size"),
-    ("a token more", "while len(outputs) < max_tokens", "while len(outputs) <= max_tokens", "What is in the cache is not computed again"),
+     "        del self.cache[len(prompt) :]\n", "begins with an empty cache"),
+    ("the last chunk is left out if it is short", "range(0, len(prompt), chunk)",
+     "range(0, max(1, len(prompt) - 1), chunk)", "The positions of a chunk"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

@@ -24,28 +24,31 @@ def longest_context(
     return room(memory, parameters, activations, itemsize) // (batch * bytes_per_token(n_layer, n_embd, itemsize))
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
 MUTANTS = [
-    ("floats, rounded down", "return room(memory, parameters, activations, itemsize) // (max_len * bytes_per_token(n_layer, n_embd, itemsize))",
-     "return int(room(memory, parameters, activations, itemsize) / (max_len * bytes_per_token(n_layer, n_embd, itemsize)))",
-     "To the last byte: whole numbers, no floats"),
     ("keys alone", "return 2 * n_layer", "return n_layer", "a key and a value"),
-    ("one layer", "2 * n_layer * n_embd", "2 * n_embd", "in each layer"),
-    ("numbers", "n_layer * n_embd * itemsize", "n_layer * n_embd", "in bytes, not in numbers"),
-    ("times the heads", "n_layer * n_embd * itemsize", "n_layer * n_embd * 12 * itemsize", "a key and a value"),
-    ("forgets the weights", " - parameters * itemsize", "", "the weights take memory too: parameters times itemsize"),
-    ("forgets the step", " - activations)", ")", "a step needs memory too: the activations"),
-    ("rounds up", "return room(memory, parameters, activations, itemsize) // (max_len * bytes_per_token(n_layer, n_embd, itemsize))",
+    ("one layer", "2 * n_layer * n_embd", "2 * n_embd", "each layer has"),
+    ("numbers", "n_layer * n_embd * itemsize", "n_layer * n_embd", "a number takes itemsize bytes"),
+    ("times the heads", "n_layer * n_embd * itemsize", "n_layer * n_embd * 12 * itemsize",
+     "a token brings a key and a value"),
+    ("always four bytes", "2 * n_layer * n_embd * itemsize", "2 * n_layer * n_embd * 4",
+     "a token brings a key and a value"),
+    ("forgets the weights", " - parameters * itemsize", "", "the weights take memory"),
+    ("weights in numbers", "parameters * itemsize -", "parameters -", "itemsize bytes each"),
+    ("weights of four bytes", "parameters * itemsize -", "parameters * 4 -", "also if that is 2"),
+    ("forgets the step", " - activations)", ")", "a step needs memory"),
+    ("rounds up",
+     "return room(memory, parameters, activations, itemsize) // (max_len * bytes_per_token(n_layer, n_embd, itemsize))",
      "return -(-room(memory, parameters, activations, itemsize) // (max_len * bytes_per_token(n_layer, n_embd, itemsize)))",
-     "a sequence that does not fit whole does not fit"),
-    ("a negative number", "max(0, memory - parameters * itemsize - activations)", "memory - parameters * itemsize - activations",
-     "not even the weights fit: 0, not a negative number"),
+     "does not fit whole"),
+    ("rounds to the nearest",
+     "return room(memory, parameters, activations, itemsize) // (batch * bytes_per_token(n_layer, n_embd, itemsize))",
+     "return round(room(memory, parameters, activations, itemsize) / (batch * bytes_per_token(n_layer, n_embd, itemsize)))",
+     "a token that does not fit whole"),
+    ("a negative number", "max(0, memory - parameters * itemsize - activations)",
+     "memory - parameters * itemsize - activations", "nothing fits"),
     ("one sequence", "// (batch * bytes", "// (bytes", "every sequence of the batch grows"),
-    ("weights of four bytes", "parameters * itemsize -", "parameters * 4 -", "weights and cache have itemsize bytes a number"),
-    ("rounds to the nearest", "return room(memory, parameters, activations, itemsize) // (batch * bytes_per_token(n_layer, n_embd, itemsize))",
-     "return round(room(memory, parameters, activations, itemsize) / (batch * bytes_per_token(n_layer, n_embd, itemsize)))", "a token that does not fit whole does not fit"),
-    ("the whole room must be more than enough", "max(0, memory - parameters", "max(0, memory - 1 - parameters", "three sequences fill the memory"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

@@ -21,23 +21,27 @@ def even_context(parameters: int, n_layer: int, n_embd: int, batch: int) -> floa
     return parameters / (batch * 2 * n_layer * n_embd)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
 MUTANTS = [
-    ("at least one token of context", "return parameters / (batch * 2 * n_layer * n_embd)", "return max(1.0, parameters / (batch * 2 * n_layer * n_embd))", "a float, however small"),
-    ("two digits", "return parameters / (batch * 2 * n_layer * n_embd)", "return round(parameters / (batch * 2 * n_layer * n_embd), 2)", "a float, however small"),
-    ("the sequence does not grow", "prompt + step for", "prompt for", "Prompt 4, output 3: the sequence grows by a token each"),
-    ("one step too many", "range(output))", "range(output + 1))", "Prompt 4, output 3: the sequence grows by a token each"),
-    ("the last token too", "prompt + output - 1", "prompt + output", "Prompt 4, output 3: the prompt once, then one token each"),
-    ("without the prompt", "return prompt + output - 1", "return output", "Prompt 4, output 3: the prompt once, then one token each"),
+    ("the sequence does not grow", "prompt + step for", "prompt for", "tokens without a cache"),
+    ("one step too many", "range(output))", "range(output + 1))", "never computed"),
+    ("the last token too", "prompt + output - 1", "prompt + output", "never computed"),
+    ("without the prompt", "return prompt + output - 1", "return output", "tokens with a cache"),
+    ("a step more than tokens", "return prompt + output - 1", "return prompt + max(1, output - 1)", "never computed"),
+    ("the average length for each step", "sum(prompt + step for step in range(output))",
+     "output * (prompt + output // 2)", "the saving is a fraction"),
     ("upside down", "tokens_without(prompt, output) / tokens_with(prompt, output)",
-     "tokens_with(prompt, output) / tokens_without(prompt, output)", "the number without, divided by the number with"),
-    ("keys alone", "(batch * 2 * n_layer", "(batch * n_layer", "a token brings a key and a value"),
-    ("one layer", "2 * n_layer * n_embd)", "2 * n_embd)", "in every layer; bytes cancel"),
-    ("one sequence", "(batch * 2", "(2", "the batch reads the weights once, and a cache for each sequence"),
-    ("the batch helps", "parameters / (batch * 2", "parameters * batch / (2", "the batch reads the weights once, and a cache for each sequence"),
-    ("a sum that forgets half", "sum(prompt + step for step in range(output))", "output * prompt + output * output // 2", "Prompt 4, output 3: the sequence grows by a token each"),
-    ("the average length for each step", "sum(prompt + step for step in range(output))", "output * (prompt + output // 2)", "Stage 1 has no cache, stage 3 has one"),
+     "tokens_with(prompt, output) / tokens_without(prompt, output)", "the number without a cache divided by"),
+    ("whole numbers", "return tokens_without(prompt, output) / tokens_with",
+     "return tokens_without(prompt, output) // tokens_with", "divided by the number with one"),
+    ("keys alone", "(batch * 2 * n_layer", "(batch * n_layer", "a key and a value"),
+    ("one layer", "2 * n_layer * n_embd)", "2 * n_embd)", "each layer has"),
+    ("one sequence", "(batch * 2", "(2", "the cache of each sequence once"),
+    ("the batch helps", "parameters / (batch * 2", "parameters * batch / (2", "the cache of each sequence once"),
+    ("bytes on one side", "(batch * 2 * n_layer * n_embd)", "(batch * 2 * n_layer * n_embd * 4)",
+     "a token brings a key and a value"),
+    ("a whole context", "return parameters / (batch", "return parameters // (batch", "the context is a float"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

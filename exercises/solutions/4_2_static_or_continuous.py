@@ -18,25 +18,31 @@ def continuous(outputs: list[int], slots: int) -> int:
     return max(free)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
 MUTANTS = [
-    ("sums", "sum(max(outputs", "sum(sum(outputs", "a batch ends with its longest request, in the order given"),
-    ("counts one batch", "return sum(max(outputs", "return max(max(outputs", "a batch ends with its longest request, in the order given"),
-    ("always sorts", "    if sort:\n        outputs", "    if True:\n        outputs", "a batch ends with its longest request, in the order given"),
-    ("never sorts", "    if sort:\n        outputs = sorted(outputs, reverse=True)\n", "", "with `sort` the longest outputs first"),
-    ("sorts upwards", "sorted(outputs, reverse=True)", "sorted(outputs)", "the longest are batched together"),
+    ("sums", "sum(max(outputs", "sum(sum(outputs", "a batch ends with its longest request"),
+    ("counts one batch", "return sum(max(outputs", "return max(max(outputs", "the next begins in the next pass"),
+    ("always sorts", "    if sort:\n        outputs", "    if True:\n        outputs", "a batch ends with"),
+    ("never sorts", "    if sort:\n        outputs = sorted(outputs, reverse=True)\n", "",
+     "the longest are batched together"),
+    ("sorts upwards", "sorted(outputs, reverse=True)", "sorted(outputs)", "the longest come first"),
+    ("the last batch must be full", "range(0, len(outputs), slots)", "range(0, len(outputs) - slots + 1, slots)",
+     "the last batch may have fewer"),
     ("waits for all slots", "    free = [0] * slots  # the pass from which each slot is free\n",
-     "    return static(outputs, slots)\n    free = [0] * slots\n", "a free slot is taken at the next pass, in the order given"),
+     "    return static(outputs, slots)\n    free = [0] * slots\n", "takes a free slot in the next pass"),
+    ("a pass between two requests", "heapq.heappop(free) + output)", "(t := heapq.heappop(free)) + output + (t > 0))",
+     "takes a free slot in the next pass"),
     ("deals", "    for output in outputs:\n        heapq.heappush(free, heapq.heappop(free) + output)\n",
-     "    for i, output in enumerate(outputs):\n        free[i % slots] += output\n", "a request takes the slot that is free first, not one assigned in advance"),
-    ("adds up", "return max(free)", "return sum(free)", "a free slot is taken at the next pass, in the order given"),
-    ("the longest first", "for output in outputs:", "for output in sorted(outputs, reverse=True):", "a free slot is taken at the next pass, in the order given"),
-    ("max() of nothing", "    return max(free)", "    return max(free[: len(outputs)])", "no request, no pass"),
-    ("sorts the caller's list", "        outputs = sorted(outputs, reverse=True)\n", "        outputs.sort(reverse=True)\n", "with `sort` the longest outputs first"),
-    ("empties the caller's list", "    for output in outputs:\n        heapq", "    while outputs:\n        output = outputs.pop(0)\n        heapq",
-     "a free slot is taken at the next pass, in the order given"),
-    ("a pass between two requests", "heapq.heappop(free) + output)", "(t := heapq.heappop(free)) + output + (t > 0))", "a free slot is taken at the next pass, in the order given"),
+     "    for i, output in enumerate(outputs):\n        free[i % slots] += output\n", "the slot that is free first"),
+    ("the longest first", "for output in outputs:", "for output in sorted(outputs, reverse=True):",
+     "takes a free slot"),
+    ("the average load", "return max(free)", "return max(max(outputs, default=0), -(-sum(outputs) // slots))",
+     "takes a free slot"),
+    ("max() of nothing", "    return max(free)", "    return max(free[: len(outputs)])",
+     "without requests the answer is 0"),
+    ("sorts the caller's list", "        outputs = sorted(outputs, reverse=True)\n",
+     "        outputs.sort(reverse=True)\n", "are not changed"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

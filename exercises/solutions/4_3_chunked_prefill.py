@@ -21,28 +21,28 @@ def longest_gap(prompt: int, decoding: int, budget: int, seconds: Callable[[int]
     return max(seconds(chunk + decoding) for chunk in chunks)
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
 MUTANTS = [
-    ("the decodes are free", "room = budget - decoding", "room = budget", "each decoding request takes a token of the budget"),
-    ("whole chunks", "chunks.append(min(prompt, room))", "chunks.append(room)", "the last chunk is what is left, not a whole or an even one"),
-    ("in one piece", "min(prompt, room)", "prompt", "the last chunk is what is left, not a whole or an even one"),
-    ("loses the rest", "while prompt > 0:", "while prompt >= room:", "the last chunk is what is left, not a whole or an even one"),
+    ("in one piece", "min(prompt, room)", "prompt", "no step has more than the budget"),
+    ("whole chunks", "chunks.append(min(prompt, room))", "chunks.append(room)", "the last chunk is what is left"),
+    ("loses the rest", "while prompt > 0:", "while prompt >= room:", "the last chunk is what is left"),
+    ("equal chunks", "        chunks.append(min(prompt, room))\n",
+     "        chunks.append(min(prompt, -(-prompt // -(-prompt // room))))\n", "not an equal share"),
     ("an empty step", "    while prompt > 0:\n        chunks.append(min(prompt, room))\n        prompt -= chunks[-1]\n",
      "    while True:\n        chunks.append(min(prompt, room))\n        prompt -= chunks[-1]\n        if chunks[-1] < room:\n"
-     "            break\n", "a prompt that ends exactly with a chunk needs no empty step"),
-    ("waits forever", "raise ValueError(f\"{decoding} decoding requests leave nothing of a budget of {budget}\")", "return []",
-     "A budget of 6 that leaves nothing for the prompt raises"),
-    ("only the chunk", "seconds(chunk + decoding)", "seconds(chunk)", "a step computes the chunk and a token for each decoding request"),
-    ("all steps", "return max(seconds", "return sum(seconds", "the longest step, not the sum of all or the last"),
-    ("counts tokens", "return max(seconds(chunk + decoding) for", "return max(chunk + decoding for", "the longest step, not the sum of all or the last"),
-    ("chunks always", "if chunked else [prompt]", "", "without chunks the whole prompt is one step, whatever the budget"),
+     "            break\n", "has no empty step after it"),
+    ("the decodes are free", "room = budget - decoding", "room = budget", "takes a token of the budget"),
+    ("waits forever", "raise ValueError(f\"{decoding} decoding requests leave nothing of a budget of {budget}\")",
+     "return []", "plan raises ValueError"),
+    ("refuses the last place", "if room < 1:", "if room < 2:", "one token is left for the prompt"),
+    ("only the chunk", "seconds(chunk + decoding)", "seconds(chunk)", "one token for every decoding request"),
+    ("all steps", "return max(seconds", "return sum(seconds", "not the sum"),
+    ("the last step", "return max(seconds(chunk + decoding) for chunk in chunks)",
+     "return seconds(chunks[-1] + decoding)", "not the last one"),
     ("always a full step", "max(seconds(chunk + decoding) for chunk in chunks)",
-     "seconds(budget) if chunked else seconds(prompt + decoding)", "a short prompt takes as long as its tokens need: the budget is only a limit"),
-    ("a short prompt takes the whole budget", "[prompt]\n    return max(seconds(chunk + decoding)",
-     "[max(prompt, budget - decoding)]\n    return max(seconds(chunk + decoding)", "without chunks a short prompt takes as long as its tokens need"),
-    ("a short step takes the whole budget", "seconds(chunk + decoding)", "seconds(max(budget, chunk + decoding))", "a short prompt takes as long as its tokens need: the budget is only a limit"),
-    ("refuses the last place", "if room < 1:", "if room < 2:", "one token of the budget is enough"),
+     "seconds(budget) if chunked else seconds(prompt + decoding)", "not as long as the budget"),
+    ("chunks always", "if chunked else [prompt]", "", "the whole prompt is one step"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

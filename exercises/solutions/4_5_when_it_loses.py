@@ -16,20 +16,17 @@ def loses_to_sorted() -> list[int]:
     return [32] * 3 + [1] * 8 + [32]  # 8 + 32 passes; sorted 32 + 1 + 1
 
 
-# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) -----------------------------------------
+# --- Wrong answers: (what is wrong, in the solution, instead, words of the message) --------------------------------
 
 MUTANTS = [
-    ("one long request", "[32, 1, 1, 1] * 3", "[32] + [1] * 11", "A gain of at least 2"),
-    ("long ones together", "[32, 1, 1, 1] * 3", "[32, 32, 32, 1] + [1] * 8", "A gain of at least 2"),
-    ("too long", "[32, 1, 1, 1] * 3", "[33, 1, 1, 1] * 3", "Twelve whole numbers from 1 to 32"),
-    ("all equal", "[3] * 4 + [9] * 4 + [5] * 4", "[3] * 12", "A gain of exactly 1, with lengths that are not all equal"),
-    ("equal across batches", "[3] * 4 + [9] * 4 + [5] * 4", "[3, 9, 5] * 4", "A gain of exactly 1, with lengths that are not all equal"),
-    ("sorted already", "[32] * 3 + [1] * 8 + [32]", "[32] + [1] * 11", "More passes than static batches of the same requests,"),
-    ("two in each batch", "[32, 1, 1, 1] * 3", "[32, 32, 1, 1] * 3", "A gain of at least 2"),
-    ("eleven", "[32, 1, 1, 1] * 3", "[32, 1, 1, 1] * 2 + [32, 1, 1]", "Twelve whole numbers from 1 to 32"),
-    ("True for 1", "[32] * 3 + [1] * 8 + [32]", "[32] * 3 + [True] * 8 + [32]", "Twelve whole numbers from 1 to 32"),
-    ("a few long ones", "[32] * 3 + [1] * 8 + [32]", "[1] * 8 + [32] * 4", "More passes than static batches of the same requests,"),
-    ("nothing", "return [3] * 4 + [9] * 4 + [5] * 4", "return None", "Twelve whole numbers from 1 to 32"),
+    ("one long request", "[32, 1, 1, 1] * 3", "[32] + [1] * 11", "has a gain of at least 2"),
+    ("two in each batch", "[32, 1, 1, 1] * 3", "[32, 32, 1, 1] * 3", "has a gain of at least 2"),
+    ("too long", "[32, 1, 1, 1] * 3", "[33, 1, 1, 1] * 3", "from 1 to 32"),
+    ("eleven", "[32, 1, 1, 1] * 3", "[32, 1, 1, 1] * 2 + [32, 1, 1]", "twelve output lengths"),
+    ("all equal", "[3] * 4 + [9] * 4 + [5] * 4", "[3] * 12", "they are all equal"),
+    ("equal across batches", "[3] * 4 + [9] * 4 + [5] * 4", "[3, 9, 5] * 4", "a gain of exactly 1"),
+    ("sorted already", "[32] * 3 + [1] * 8 + [32]", "[32] + [1] * 11", "takes more passes"),
+    ("a few long ones", "[32] * 3 + [1] * 8 + [32]", "[1] * 8 + [32] * 4", "takes more passes"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

@@ -1,5 +1,4 @@
-"""3.2 Fix the cache: a model that records its arguments. Its next token is a sum over what it may see, so everything that
-it sees matters."""
+"""3.2 Fix the cache: what a model is given, and the same tokens as without a cache."""
 
 import random
 
@@ -7,11 +6,15 @@ import pytest
 
 
 class Model:
+    """Records its arguments. Its next token is a sum over what it may see, so every mistake changes a token."""
+
     def __init__(self):
-        self.calls = []
+        self.tokens, self.positions, self.masks = [], [], []
 
     def __call__(self, token_ids, positions, visible, cache):
-        self.calls.append((list(token_ids), list(positions), [list(row) for row in visible]))
+        self.tokens.append(list(token_ids))
+        self.positions.append(list(positions))
+        self.masks.append([list(row) for row in visible])
         cache += [(token + 1) * (position + 1) for token, position in zip(token_ids, positions, strict=True)]
         return sum(entry for entry, seen in zip(cache, visible[-1], strict=True) if seen) % 1009
 
@@ -23,52 +26,53 @@ def without_cache(prompt, max_tokens):
     return sequence[len(prompt) :]
 
 
-@pytest.fixture
-def calls(work):
-    """The model's calls for a prompt of four tokens in chunks of two, and two tokens more."""
+def test_positions(work):
+    """The positions go on where the prompt ends, and go up by one at each step."""
     model = Model()
-    work.Decoder(model).generate([3, 1, 4, 1], 3, chunk=2)
-    return model.calls
+    work.Decoder(model).generate([3, 1, 4], 4, chunk=8)
+    assert model.positions == [[0, 1, 2], [3], [4], [5]]
 
 
-def test_new_tokens_only(calls):
-    """What is in the cache is not computed again"""
-    assert [len(token_ids) for token_ids, _, _ in calls] == [2, 2, 1, 1]
+def test_positions_of_chunks(work):
+    """The positions of a chunk go on where the chunk before it ended."""
+    model = Model()
+    work.Decoder(model).generate([3, 1, 4, 1, 5], 1, chunk=2)
+    assert model.positions == [[0, 1], [2, 3], [4]]
 
 
-def test_positions(calls):
-    """The position goes up by one each step, and the first new token comes right after the prompt"""
-    assert [positions for _, positions, _ in calls] == [[0, 1], [2, 3], [4], [5]]
+def test_new_tokens_only(work):
+    """A step gives the model only new tokens."""
+    model = Model()
+    first, second, _ = work.Decoder(model).generate([3, 1, 4], 3, chunk=2)
+    assert model.tokens == [[3, 1], [4], [first], [second]]
 
 
 @pytest.mark.parametrize(("call", "expected"), [
-    pytest.param(0, [[True, False], [True, True]], id="within a chunk a token must not look ahead"),
-    pytest.param(1, [[True, True, True, False], [True, True, True, True]],
-                 id="row i of the mask belongs to column len(cache) + i: it sees the whole cache"),
-    pytest.param(2, [[True] * 5], id="a decode step sees the whole cache and itself"),
+    pytest.param(0, [[True, False], [True, True]], id="a token may not look at later ones"),
+    pytest.param(1, [[True, True, True, False], [True] * 4], id="row i of the mask belongs to column len(cache) + i"),
+    pytest.param(2, [[True] * 5], id="a new token may look at all columns of the cache and at its own"),
 ])  # fmt: skip
-def test_mask(calls, call, expected):
-    assert calls[call][2] == expected
+def test_mask(work, call, expected):
+    model = Model()
+    work.Decoder(model).generate([3, 1, 4, 1], 2, chunk=2)
+    assert model.masks[call] == expected
 
 
-@pytest.mark.parametrize("prompt", [
-    pytest.param([3, 1, 4], id="the same prompt again: each call begins with an empty cache"),
-    pytest.param([2, 7, 1, 8, 2, 8, 1, 8], id="a longer prompt after it: each call begins with an empty cache"),
-])  # fmt: skip
-def test_called_again(work, prompt):
+def test_called_again(work):
+    """Each call of `generate` begins with an empty cache."""
     decoder = work.Decoder(Model())
-    first = decoder.generate([3, 1, 4], 4, chunk=8)
-    assert decoder.generate(list(prompt), 4, chunk=8) == without_cache(prompt, 4)
-    assert first == without_cache([3, 1, 4], 4), "the second call changed what the first one returned"
+    for prompt in ([3, 1, 4], [3, 1, 4], [2, 7], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8]):
+        assert decoder.generate(prompt, 4, chunk=8) == without_cache(prompt, 4), f"prompt {prompt}"
 
 
 def test_any_calls(work):
-    """One decoder, one prompt after another, in chunks of any size"""
+    """Random prompts, one after another, in chunks of any size: the same tokens as without a cache."""
     for seed in range(200):
-        choose, decoder, calls = random.Random(seed), work.Decoder(Model()), []
-        for _ in range(choose.randint(1, 3)):
+        choose = random.Random(seed)
+        decoder, calls = work.Decoder(Model()), []
+        for _ in range(1 + seed // 100):
             prompt = choose.choices(range(10), k=choose.randint(1, 2 + seed // 10))
-            max_tokens, chunk, given = choose.randint(1, 4), choose.randint(1, 12), list(prompt)
+            max_tokens, chunk = choose.randint(1, 4), choose.randint(1, 12)
             calls.append(f"generate({prompt}, {max_tokens}, {chunk})")
-            assert decoder.generate(given, max_tokens, chunk) == without_cache(prompt, max_tokens), calls
-            assert given == prompt, f"the caller's prompt was changed: {calls}"
+            expected = without_cache(prompt, max_tokens)
+            assert decoder.generate(prompt, max_tokens, chunk) == expected, ", ".join(calls)

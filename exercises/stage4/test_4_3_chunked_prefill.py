@@ -1,19 +1,16 @@
-"""4.3 Chunked prefill: plans worked out by hand, against the engine, and token by token; and the gap."""
+"""4.3 Chunked prefill: plans and gaps by hand, and prompts that are put into steps token by token."""
 
 import random
 
 import pytest
 
-from exercises.tiny import tiny_engine
-from tools.engines import STAGES, traced
-
 
 @pytest.mark.parametrize(("prompt", "decoding", "budget", "expected"), [
-    pytest.param(9, 0, 6, [6, 3], id="the last chunk is what is left, not a whole or an even one"),
+    pytest.param(7, 0, 4, [4, 3], id="no step has more than the budget, and the last chunk is what is left"),
+    pytest.param(9, 0, 4, [4, 4, 1], id="the prompt gets everything that is left in a step, not an equal share"),
+    pytest.param(8, 0, 4, [4, 4], id="a prompt that ends exactly with a chunk has no empty step after it"),
     pytest.param(9, 2, 6, [4, 4, 1], id="each decoding request takes a token of the budget"),
-    pytest.param(8, 2, 6, [4, 4], id="a prompt that ends exactly with a chunk needs no empty step"),
-    pytest.param(3, 2, 6, [3], id="a short prompt takes one step"),
-    pytest.param(3, 5, 6, [1, 1, 1], id="one token of the budget is enough"),
+    pytest.param(2, 5, 6, [1, 1], id="one token is left for the prompt"),
 ])  # fmt: skip
 def test_plan(work, prompt, decoding, budget, expected):
     assert work.plan(prompt, decoding, budget) == expected
@@ -21,58 +18,35 @@ def test_plan(work, prompt, decoding, budget, expected):
 
 @pytest.mark.parametrize("decoding", [6, 7])
 def test_no_room(work, decoding):
-    """A budget of 6 that leaves nothing for the prompt raises ValueError: it would wait forever"""
+    """If nothing is left for the prompt, plan raises ValueError."""
     with pytest.raises(ValueError):
         work.plan(5, decoding, 6)
 
 
-def seconds(tokens):
-    return 0.010 + 0.001 * tokens
-
-
-@pytest.mark.parametrize(("prompt", "decoding", "chunked", "tokens"), [
-    pytest.param(9, 0, True, 6, id="the longest step, not the sum of all or the last"),
-    pytest.param(9, 2, True, 6, id="a step computes the chunk and a token for each decoding request"),
-    pytest.param(2, 2, True, 4, id="a short prompt takes as long as its tokens need: the budget is only a limit"),
-    pytest.param(9, 2, False, 11, id="without chunks the whole prompt is one step, whatever the budget"),
-    pytest.param(9, 7, False, 16, id="without chunks it may be that the decoding requests fill the budget"),
-    pytest.param(2, 2, False, 4, id="without chunks a short prompt takes as long as its tokens need"),
+@pytest.mark.parametrize(("prompt", "decoding", "budget", "chunked", "expected"), [
+    pytest.param(9, 0, 6, True, 106, id="the longest step counts, not the sum, and not the last one"),
+    pytest.param(9, 2, 6, True, 106, id="a step computes the chunk and one token for every decoding request"),
+    pytest.param(2, 2, 6, True, 104, id="a step takes as long as its tokens, not as long as the budget"),
+    pytest.param(9, 2, 6, False, 111, id="without chunks the whole prompt is one step, together with the decoding requests"),
+    pytest.param(2, 2, 6, False, 104, id="without chunks a step takes as long as its tokens, not as long as the budget"),
+    pytest.param(9, 7, 6, False, 116, id="without chunks the budget does not matter"),
 ])  # fmt: skip
-def test_longest_gap(work, prompt, decoding, chunked, tokens):
-    assert work.longest_gap(prompt, decoding, 6, seconds, chunked) == pytest.approx(seconds(tokens))
-
-
-def test_the_engine_takes_the_same_chunks(work):
-    """Stage 4, with a prompt of 50 that arrives while three decode, 16 tokens a step"""
-    stage = STAGES[3]
-    llm = traced(tiny_engine(stage, n_positions=128, make="stepper", max_num_seqs=4, max_num_batched_tokens=16))
-    params = stage.SamplingParams(max_tokens=40, ignore_eos=True)
-    for name in ("a", "b", "c"):
-        llm.add_request(name, [1, 2], params)
-    llm.step()
-    llm.add_request("long", [3] * 50, params)
-    for _ in range(6):
-        llm.step()
-    rows = [row for step in llm.trace for row in step.rows]
-    chunks = [row.num_tokens for row in rows if row.request_id == "long" and row.phase == "prefill"]
-    assert work.plan(50, 3, 16) == chunks
+def test_gap(work, prompt, decoding, budget, chunked, expected):
+    """A step takes 100 seconds, and one second for each token."""
+    assert work.longest_gap(prompt, decoding, budget, lambda n: 100 + n, chunked) == pytest.approx(expected)
 
 
 def test_any_prompt(work):
-    """Tokens put into steps one at a time, the decodes first"""
+    """Random prompts: the same as putting one token after another into the steps."""
     for seed in range(200):
         choose = random.Random(seed)
-        prompt, decoding = choose.randint(1, 3 + seed // 10), choose.randint(0, 5)
-        budget = decoding + choose.randint(1, 6)
-        steps = [["other"] * decoding]
+        prompt, decoding = choose.randint(1, 2 + seed), choose.randint(0, 1 + seed // 20)
+        budget = decoding + choose.randint(1, 2 + seed // 5)
+        steps = [decoding]
         for _ in range(prompt):
-            if len(steps[-1]) == budget:
-                steps.append(["other"] * decoding)
-            steps[-1].append("prompt")
-        assert work.plan(prompt, decoding, budget) == [step.count("prompt") for step in steps], (
-            f"plan{prompt, decoding, budget}"
-        )
-        case = f"longest_gap({prompt}, {decoding}, {budget}, seconds, True)"
-        assert work.longest_gap(prompt, decoding, budget, seconds, True) == pytest.approx(
-            seconds(max(map(len, steps)))
-        ), case
+            if steps[-1] == budget:
+                steps.append(decoding)
+            steps[-1] += 1
+        case = f"prompt {prompt}, {decoding} decode, {budget} tokens a step"
+        assert work.plan(prompt, decoding, budget) == [step - decoding for step in steps], case
+        assert work.longest_gap(prompt, decoding, budget, float, True) == max(steps), f"the longest gap, {case}"
