@@ -33,7 +33,7 @@ SANITIZER = ["-O2", "-g", "-fno-omit-frame-pointer", "-fsanitize=address"]
 DECLARATION = re.compile(r"^(void|int64_t) (\w+)\(([^)]*)\)(?: \{|;)", re.MULTILINE)
 DONE, NOT_WRITTEN, OUTSIDE = range(3)  # as in in_c.c
 OPTIONS = "log_path=report:detect_leaks=0:redzone=2048:max_redzone=2048"  # of AddressSanitizer
-SECONDS = 5  # that a call may take; a right one takes less than one
+SECONDS = 60  # that a call may take; a right one takes less than one on a quiet machine
 STACK = 1 << 18  # the answer's 64 KB, and what AddressSanitizer adds
 
 

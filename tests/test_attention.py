@@ -171,7 +171,6 @@ def test_auto_is_c(stage, small_checkpoint):
 @pytest.mark.parametrize(
     ("name", "device", "head_dim", "says"),
     [
-        ("cuda", "cpu", 64, "must be one of auto, torch, c, triton"),
         ("c", "cuda", 64, "'c' does not run here: it runs on a CPU, not on cuda"),
         ("c", "cpu", 300, "heads of up to 256 dimensions, not 300"),
         ("triton", "cuda", 200, "heads of up to 128 dimensions, not 200"),

@@ -270,6 +270,7 @@ def test_control_c_while_torch_is_loaded(stage):
         "        if name == 'torch':\n"
         "            raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.argv[1:] = ['--prompts', 'A fox']\n"
         f"runpy.run_module({stage.command!r}, run_name='__main__')\n"
     )
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from exercises import __main__ as cli
-from exercises import catalogue, report
+from exercises import catalogue, in_c, report
 from exercises.catalogue import FOLDER, exercises
 from tests.adapter import ROOT
 
@@ -88,7 +88,8 @@ def test_another_right_answer_passes(answer, tmp_path):
 
 
 @answers("MUTANTS")
-def test_wrong_answer_is_refused(answer, tmp_path):
+def test_wrong_answer_is_refused(answer, tmp_path, monkeypatch):
+    monkeypatch.setattr(in_c, "SECONDS", 5)
     exercise, _, old, new, words = answer
     result = check(exercise, edited(exercise, old, new), tmp_path, first=True, seconds=10)
     assert result.state == "failing"
