@@ -274,7 +274,7 @@ def test_control_c_while_torch_is_loaded(stage):
         f"runpy.run_module({stage.command!r}, run_name='__main__')\n"
     )
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert (process.returncode, process.stdout, process.stderr) == (130, "", "")
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "interrupted\n")
 
 
 @pytest.fixture
