@@ -14,6 +14,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from stagewise.stages import STAGES
+
 ROOT = Path(__file__).parent.parent
 PROMPT = "Once upon a time"
 LIMIT = 300  # seconds for each command
@@ -57,8 +59,8 @@ def serve() -> None:
 
 def main() -> int:
     checks = {"demo": lambda: complete("stage05", "--temperature", "0.8", "--max-tokens", "1000")}
-    for path in sorted(ROOT.glob("stage[0-9][0-9].py")):
-        checks[path.stem] = lambda name=path.stem: complete(name, "--max-tokens", "8")
+    for stage in STAGES.values():
+        checks[stage.command] = lambda name=stage.command: complete(name, "--max-tokens", "8")
     checks["server"] = serve
     failed = []
     for name, check in checks.items():

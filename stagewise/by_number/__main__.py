@@ -1,4 +1,4 @@
 if __name__ == "__main__":
     from stagewise.__main__ import run_stage
 
-    run_stage(3)
+    run_stage(int(__spec__.parent.removeprefix("stage")))

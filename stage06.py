@@ -1,4 +1,0 @@
-if __name__ == "__main__":
-    from stagewise.__main__ import run_stage
-
-    run_stage(6)
