@@ -7,6 +7,7 @@ Results go to stdout; progress, the closing line and errors to stderr. Exit stat
 import argparse
 import contextlib
 import functools
+import re
 import sys
 import time
 from collections import Counter
@@ -42,7 +43,7 @@ from .tracing import Trace
 from .wrap import wrap
 
 
-def read_prompts(args: argparse.Namespace) -> list[str]:
+def read_prompts(stage: Stage, args: argparse.Namespace) -> list[str]:
     """The prompts from the flags and their file. Raises ValueError if there are none."""
     prompts = [*args.texts, *(args.prompts or [])]
     if args.prompts_file:
@@ -54,8 +55,11 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
         except UnicodeDecodeError as error:
             raise ValueError(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from None
         prompts += [line for line in lines if line.strip()]
+    if not prompts and args.prompts_file:
+        raise ValueError(f"no prompts: {args.prompts_file} has only blank lines")
     if not prompts:
-        raise ValueError("no prompts: give some, as in --prompts 'Once upon a time', or a non-empty --prompts-file")
+        more = ", or --interactive to type them as you go" if stage.can_serve else ""
+        raise ValueError(f"no prompts: add one in quotes, such as 'Once upon a time'{more}; --help shows the rest")
     return prompts
 
 
@@ -72,6 +76,15 @@ def format_result(index: int, output: Any, params: Any, total: int, as_json: boo
         results.append(f"--- {which}: {why}, {len(completion.token_ids)} tokens\n")
         results.append(f"{output.prompt}{completion.text}\n")
     return "".join(results)
+
+
+@contextlib.contextmanager
+def counted_from_one() -> Iterator[None]:
+    """Errors name a prompt as a person counts."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(re.sub(r"^prompt (\d+)", lambda of: f"prompt {int(of[1]) + 1}", str(error))) from None
 
 
 def count_limits(llm: Any, limits: Counter[str]) -> None:
@@ -107,7 +120,7 @@ def complete(
 
         def show(index: int) -> None:
             output = replace(waiting.pop(index), prompt=texts[index])
-            errors.extend(f"prompt {index}: {message}" for message in [failure(output)] if message)
+            errors.extend(f"prompt {index + 1}: {message}" for message in [failure(output)] if message)
             text = format_result(index, output, params, len(prompts), as_json)
             with naming("stdout"):
                 progress.write(wrapped(text) if sys.stdout.isatty() and not as_json else text)
@@ -149,7 +162,7 @@ def check(
         raise ValueError("stdout is closed, so the results have nowhere to go")
     if args.interactive and sys.stdin is None:
         raise ValueError("--interactive reads its prompts from stdin, which is closed")
-    prompts = [] if args.input or args.interactive else read_prompts(args)
+    prompts = [] if args.input or args.interactive else read_prompts(stage, args)
     how, datasets = how_of(stage, args), []
     for source, _ in pairs_of(args):
         check_dataset(source)
@@ -202,7 +215,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
         return run(stage, args, prog)
     with one_interrupt(), contextlib.ExitStack() as files:
         try:
-            with outcome:
+            with outcome, counted_from_one():
                 prompts, how, outputs = check(stage, args, files)
                 sampling, beams = how.sampling, how.beams
                 options = readable(options_of(stage, args), (lambda _: None) if args.quiet else tell)

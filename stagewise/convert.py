@@ -3,12 +3,13 @@
     stagewise convert ckpt.pt DIRECTORY --gelu tanh     the file of a training program (nanoGPT, Lightning, DDP ...)
     stagewise convert SOURCE DIRECTORY                  a directory in another layout, such as a fine-tuned GPT-2's
 
+Read next: docs/USING.md, "Your own model".
+
 The result gives transformers' tokens and logits, or nothing is written. What is in no common form is read by
 transformers (`pip install transformers`) and compared with it. If a model can't be run, the error says why and what to
 do.
 """
 
-import argparse
 import re
 import shutil
 import tempfile
@@ -530,7 +531,7 @@ def compare_logits(made: Path, theirs: Any) -> None:
 
 
 def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog, description=__doc__)
     parser.add_argument("source", type=Path, metavar="SOURCE", help="a file of a training program, or a directory")
     parser.add_argument("directory", type=Path, metavar="DIRECTORY", help="the directory to write; new, or empty")
     parser.add_argument(

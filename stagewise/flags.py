@@ -2,8 +2,10 @@
 
 import argparse
 import contextlib
+import inspect
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -50,18 +52,23 @@ class Pairs(argparse.Action):
 SAMPLING = {
     "max_tokens": dict(type=int, default=256, metavar="N", help="longest output (default: %(default)s)"),
     "min_tokens": dict(type=int, metavar="N", help="shortest output"),
-    "temperature": dict(type=float, default=0.8, help="0 is greedy (default: %(default)s)"),
+    "temperature": dict(type=float, default=0.8, metavar="T", help="0 is greedy (default: %(default)s)"),
     "top_k": dict(type=int, metavar="K", help="draw from the K best tokens; 0: from all"),
     "top_p": dict(type=float, metavar="P", help="draw from the best tokens that sum to P"),
     "min_p": dict(type=float, metavar="P", help="draw from tokens P times as likely as the best"),
-    "repetition_penalty": dict(type=float, metavar="X"),
-    "presence_penalty": dict(type=float, metavar="X"),
-    "frequency_penalty": dict(type=float, metavar="X"),
+    "repetition_penalty": dict(
+        type=float, metavar="X", help="over 1: tokens of the prompt and the output become less likely"
+    ),
+    "presence_penalty": dict(type=float, metavar="X", help="subtract X from the logit of each token of the output"),
+    "frequency_penalty": dict(type=float, metavar="X", help="the same, as often as the output has the token"),
     "stop": dict(nargs="+", action="extend", default=[], metavar="TEXT", help="end before any of these texts"),
-    "stop_token_ids": dict(nargs="+", type=int, action="extend", default=[], metavar="ID"),
+    "stop_token_ids": dict(
+        nargs="+", type=int, action="extend", default=[], metavar="ID", help="end at any of these tokens"
+    ),
     "ignore_eos": dict(action="store_true", help="go on past the end token"),
     "n": dict(type=int, metavar="N", help="completions of each prompt (default: %(default)s)"),
     "logprobs": dict(type=int, metavar="K", help="with --json: log-probabilities of each token and the K best"),
+    "prompt_logprobs": dict(type=int, metavar="K", help="the same for the prompt's tokens; then --max-tokens may be 0"),
     "logit_bias": dict(
         nargs="+", type=pair, action=Pairs, default={}, metavar="ID=X", help="add X to the logit of token ID"
     ),
@@ -79,7 +86,6 @@ SAMPLING = {
         help="leave special tokens, such as the end token, out of the text (the default)",
     ),
     "truncate_prompt_tokens": dict(type=int, metavar="N", help="keep only the last N tokens of longer prompts"),
-    "prompt_logprobs": dict(type=int, metavar="K", help="the same for the prompt's tokens; then --max-tokens may be 0"),
 }
 
 PROMPTS = ("texts", "prompts", "prompts_file")
@@ -120,6 +126,9 @@ def add_options(stage: Stage, add: Callable[..., Any]) -> None:
         else:
             settings["default"] = list(option.default) if isinstance(option.default, tuple) else option.default
             help += "" if option.default in (None, ()) or "default" in help else " (default: %(default)s)"
+        help = re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda name: f"--{name[0].replace('_', '-')}", help)  # other options
+        if kind is str and (names := inspect.getclosurevars(option.metadata["check"]).nonlocals.get("names")):
+            settings["metavar"] = f"{{{','.join(names)}}}"  # the option may be one of them
         if option.name.endswith("_bytes"):
             settings, help = {"type": num_bytes, "metavar": "SIZE", **settings}, f"{help}, such as 8GB or 512MiB"
         elif kind in (int, float):
@@ -154,9 +163,21 @@ def stages_that_have(flag: str) -> list[int]:
     return [number for number, stage in STAGES.items() if flag in build_parser(stage, "")._option_string_actions]
 
 
+def described(stage: Stage, prog: str, picks_stage: bool) -> str:
+    """What --help begins with: what the command does, three ways to use it, and what to read next."""
+    what = "Complete prompts, or the lines of files." if picks_stage else stage.description
+    files = "--input questions.jsonl --output answers.jsonl" if stage.is_batched else "--prompts-file FILE --json"
+    ways = ['"Once upon a time"', '"The capital of France is" --model gpt2 --temperature 0', files]
+    ways += ["--interactive"] if stage.can_serve else []
+    pages = f"Read next: docs/USING.md, and the chapter, {stage.package}/README.md."
+    more = f" The flags are those of stage {stage.number}; --stage N shows another's." if picks_stage else ""
+    return "\n".join([what, "", *(f"    {prog} {way}" for way in ways), "", pages + more])
+
+
 def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parser:
     """The flags that the stage uses. picks_stage: --stage is one of them, see `pick_stage`."""
-    parser = Parser(prog=prog, description=stage.description, allow_abbrev=False)
+    usage = f"{prog} [TEXT ...] [--flag ...]"
+    parser = Parser(prog=prog, usage=usage, description=described(stage, prog, picks_stage), allow_abbrev=False)
     parser.others_that_have = stages_that_have
     parser.set_defaults(input=None, output=None, resume=False, interactive=False, ray=None, policy=None, n=1)
     parser.set_defaults(beam_width=None, length_penalty=None, early_stopping=None)
@@ -174,7 +195,7 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     if stage.can_serve:
         add("--interactive", action="store_true", help="type prompts and watch them stream")
     if stage.is_batched:
-        help = "complete the lines of these files (see batch_file.py, dataset.py)"
+        help = "complete the lines of these files: JSON lines, JSON, CSV, TSV or parquet; - is stdin"
         add("--input", nargs="+", metavar="FILE", help=help)
         help = "the field of --input with the prompt; a nested field is OUTER.INNER"
         add("--prompt-column", default="prompt", metavar="NAME", help=help)
@@ -227,9 +248,9 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
         add = parser.add_argument_group("cluster").add_argument
         help = "run --input on a cluster; auto: this machine's, or a new one on this machine alone"
         add("--ray", metavar="ADDRESS", help=help)
-        add("--actors", type=positive, metavar="N", help="with --ray: engines (default: 1)")
-        add("--cpus-per-actor", type=positive, metavar="N", help="with --ray (default: 1)")
-        add("--gpus-per-actor", type=float, metavar="N", help="with --ray (default: 0)")
+        add("--actors", type=positive, metavar="N", help="how many engines, with --ray (default: 1)")
+        add("--cpus-per-actor", type=positive, metavar="N", help="cores for each engine, with --ray (default: 1)")
+        add("--gpus-per-actor", type=float, metavar="N", help="GPUs for each engine, with --ray (default: 0)")
     return parser
 
 

@@ -39,11 +39,20 @@ OTHER_NAMES = {
     "--block-size": "--block-len",
 }
 NAME_OF = {other: name for name, others in OTHER_NAMES.items() for other in others.split()}
+# What argparse calls an invalid int value, and so on: the type's name, and what is asked for.
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "positive": "a whole number",
+    "as_number": "a whole number",
+    "pair": "ID=X, such as 50256=-100",
+    "form": "a JSON object",
+}
 DEFAULTS = {"--stop-on-eos": "an output ends at the end token, unless --ignore-eos is given"}
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors are one line, with a hint where there is one.
+    """Errors are one line, with a hint where there is one. A description keeps its lines in --help.
 
     others_that_have: for an unknown flag, the numbers of the stages that have it.
     """
@@ -51,7 +60,7 @@ class Parser(argparse.ArgumentParser):
     others_that_have: Callable[[str], list[int]] = staticmethod(lambda flag: [])
 
     def __init__(self, *arguments: Any, **more: Any):
-        super().__init__(*arguments, **more)
+        super().__init__(*arguments, formatter_class=argparse.RawDescriptionHelpFormatter, **more)
         if more.get("add_help", True):
             help = "a TOML file of flags, as in max-tokens = 20; the command line overrides it"
             self.add_argument("--config", metavar="FILE", help=help)
@@ -85,6 +94,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line, like any other error; --help shows the usage."""
+        message = re.sub(r": invalid (\w+) value: ", lambda found: f": must be {KINDS[found[1]]}, got ", message)
         words = message.partition("unrecognized arguments: ")[2].split()
         hints = [self._hint_of_place(words[0]) if words else None, *map(self._hint, words)]
         hints = dict.fromkeys(filter(None, hints))

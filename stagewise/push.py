@@ -1,13 +1,14 @@
 """Upload a batch run's result file to the Hub, as a dataset: the lines, the run's manifest, scores, and a card.
 
-    python -m stagewise push answers.jsonl --repo USER/NAME --reference answer
-    python -m stagewise push answers.jsonl --folder FOLDER         # what would be uploaded; sends nothing
+    stagewise push answers.jsonl --repo USER/NAME --reference answer
+    stagewise push answers.jsonl --folder FOLDER         # what would be uploaded; sends nothing
+
+Read next: docs/USING.md, "A dataset".
 
 The manifest, answers.jsonl.run.json, is next to the file: the run wrote it. With --reference the lines are scored, as
 `stagewise score` does. Log in first (`hf auth login`, or HF_TOKEN); a new dataset is private unless --public is given.
 """
 
-import argparse
 import itertools
 import json
 from collections import Counter
@@ -143,8 +144,8 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="a result file of a batch run")
+    parser = Parser(prog, description=__doc__)
+    parser.add_argument("results", metavar="RESULTS", type=Path, help="a result file of a batch run")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--repo", metavar="USER/NAME", help="the dataset on the Hub")
     target.add_argument("--folder", type=Path, help="write the dataset here, and upload nothing")

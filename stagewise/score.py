@@ -1,8 +1,10 @@
 """Score a result file against a field of reference answers. Needs no model: it reads the lines that a batch run wrote.
 
-    python -m stagewise score results.jsonl --reference answer                 # a summary as JSON
-    python -m stagewise score results.jsonl --reference answer --per-line scores.jsonl
-    python -m stagewise score hf://datasets/USER/NAME --reference answer       # what `stagewise push` has put there
+    stagewise score results.jsonl --reference answer                 # a summary as JSON
+    stagewise score results.jsonl --reference answer --per-line scores.jsonl
+    stagewise score hf://datasets/USER/NAME --reference answer       # what `stagewise push` has put there
+
+Read next: docs/USING.md, "A dataset".
 
 A line's `text` is compared with its reference field: a text, a number, or a list of these, of which the best match
 counts. A nested field is OUTER.INNER, as in `answer.aliases`:
@@ -12,7 +14,7 @@ counts. A nested field is OUTER.INNER, as in `answer.aliases`:
     f1            harmonic mean of the precision and recall of the words they share
     mean_logprob  mean log-probability of the generated tokens, where the run had --logprobs
 
-For a line with `choices` (scored by a run, see batch_file.py) the reference field names the right one: by its text, or
+For a line with `choices` (scored by a run) the reference field names the right one: by its text, or
 by its number from 0, as a number or as digits:
 
     accuracy       1 if its log-probability is the highest
@@ -263,9 +265,9 @@ def check_used(args: argparse.Namespace, scores: list[dict]) -> None:
 
 
 def build_parser(prog: str) -> Parser:
-    parser = Parser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog, description=__doc__)
     help = "the --output of a batch run; on the Hub hf://datasets/USER/NAME, with /FILE if it has several; - is stdin"
-    parser.add_argument("results", help=help)
+    parser.add_argument("results", metavar="RESULTS", help=help)
     parser.add_argument("--reference", metavar="FIELD", help="the field with the reference answer")
     parser.add_argument("--per-line", type=Path, metavar="FILE", help="write the scores of each line to this new file")
     return parser

@@ -10,6 +10,7 @@ import pytest
 
 import stagewise
 from stagewise import __main__ as command
+from stagewise.stages import EXACT, STAGES
 from tests.adapter import ROOT
 
 
@@ -69,6 +70,24 @@ def test_every_command_has_its_own_help(run_here, name):
     assert stdout.startswith(f"usage: python -m stagewise {name} ")
 
 
+@pytest.mark.parametrize("name", [*command.COMMANDS, *STAGES])
+def test_help_is_for_who_types(monkeypatch, capsys, name):
+    """It begins with what to type and what to read next; every flag is explained, in words of the command line."""
+    words = [STAGES[name].command] if name in STAGES else ["stagewise", name]
+    monkeypatch.setattr(sys, "argv", [*words, "--help"])
+    with pytest.raises(SystemExit):
+        command.run_stage(name) if name in STAGES else command.main()
+    help = capsys.readouterr().out
+    top = "\n".join(help.splitlines()[:13])
+    assert len(re.findall(rf"^    (?:python -m )?{' '.join(words)} ", top, re.MULTILINE)) >= 2
+    pages = re.findall(r"[\w/]+\.md", re.search(r"^Read next: (.*)", top, re.MULTILINE)[1])
+    assert pages
+    assert all((ROOT / page).is_file() for page in pages)
+    assert ".py" not in help
+    assert not {option.name for option in STAGES[EXACT].options if "_" in option.name} & {*re.findall(r"\w+", help)}
+    assert not re.findall(r"^  -\S*(?: \S+)*\n(?! {6})", help, re.MULTILINE)  # a flag without a text
+
+
 def test_run_takes_the_stage(run_here):
     status, stdout, stderr = run_here(
         "run", "--stage", 1, "--prompts", "A fox", "--max-tokens", 3, "--temperature", 0, "--stats"
@@ -113,7 +132,16 @@ def test_every_command_tells_what_is_wrong(run_here, tmp_path):
             ("serve", "--speculate", "off", "--num-drafts", 2),
             "serve: error: --num-drafts can't be combined with",
         ),
-        (("serve", "--port", "many"), "serve: error: argument --port"),
+        (("serve", "--port", "many"), "serve: error: argument --port: must be a whole number, got 'many'"),
+        (("run", "a", "--top-p", "x"), "run: error: argument --top-p: must be a number, got 'x'"),
+        (("run", "a", "--logit-bias", "x"), "run: error: argument --logit-bias: must be ID=X, such as 50256=-100, got"),
+        (
+            ("run", "a", "--structured-outputs", "[]"),
+            "run: error: argument --structured-outputs: must be a JSON object",
+        ),
+        (("run", "--stage", 3), "run: error: no prompts: add one in quotes, such as 'Once upon a time'; --help shows"),
+        (("run",), "run: error: no prompts: add one in quotes, such as 'Once upon a time', or --interactive to type"),
+        (("run", "--quiet", "a", "b " * 2000), "run: error: prompt 2: 2001 tokens leave no room"),
     ):
         status, stdout, stderr = run_here(*arguments)
         assert (status, stdout, stderr.count("\n")) == (2, "", 1), stderr
@@ -148,7 +176,7 @@ def test_flags_from_a_file(run_here, tmp_path):
     for content, says in (
         ("max_token = 3", f"{path}: there is no flag --max-token; is --max-tokens meant?"),
         ("num_drafts = 3\nstage = 2", f"{path}: there is no flag --num-drafts; --num-drafts exists in stages 7, 8"),
-        ('max_tokens = "many"', "argument --max-tokens: invalid int value: 'many'"),
+        ('max_tokens = "many"', "argument --max-tokens: must be a whole number, got 'many'"),
         ("max_tokens", f"--config {path} is not TOML: "),
         ('config = "a"', f"--config {path} contains another --config"),
         ('structured-outputs = {regex = "("}\nprompts = ["a"]', "unclosed group"),

@@ -1,8 +1,10 @@
-"""Replay a run: make a page from the traces that the stages write with --trace.
+"""Make a page that shows a run step by step, from the traces that runs write with --trace.
 
-python -m stage05 --prompts "Once upon a time" "There was once a shy bear" --trace trace.jsonl
-python -m stagewise replay trace.jsonl -o run.html
-python -m stagewise replay examples/traces/preemption.jsonl --open
+    stagewise run "Once upon a time" "There was once a shy bear" --trace trace.jsonl
+    stagewise replay trace.jsonl -o run.html
+    stagewise replay examples/traces/preemption.jsonl --open
+
+Read next: stagewise/replay/README.md, whose examples each show one idea.
 """
 
 import argparse
@@ -21,7 +23,7 @@ MOST_TRACES = 2
 
 
 def build_parser(prog: str) -> Parser:
-    parser = Parser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog=prog, description=__doc__)
     add = parser.add_argument
     add("traces", type=Path, nargs="+", metavar="TRACE", help="a run, or two to show side by side, in one file or two")
     add("-o", "--output", type=Path, metavar="FILE.html", help="the page; replaces an earlier page, but no other file")

@@ -1,4 +1,10 @@
-"""The command line: `python -m stagewise serve --stage 7 --model tinytales --port 8000`.
+"""Serve a model with OpenAI's HTTP interface, and show in a browser what its engine does.
+
+    stagewise serve tinytales                             # then open http://127.0.0.1:8000
+    stagewise serve gpt2 --stage 8                        # with weights in int8
+    stagewise serve DIRECTORY --port 8080 --api-key KEY   # a model of your own
+
+Read next: stagewise/serving/README.md. The engine's flags depend on --stage.
 
 Exit status: 0 after a signal, with the work done; 2 bad input; 130 or 143 after a second signal, at once.
 """
@@ -12,11 +18,11 @@ from ..flags import add_options, pick_stage
 from ..openai.limits import add_flags
 from ..parser import Parser
 from ..stages import EXACT, SERVING, Stage
-from . import __doc__ as description
 
 
 def server_parser(stage: Stage, prog: str) -> Parser:
-    parser = Parser(prog=prog, description=description, allow_abbrev=False)
+    usage = f"{prog} [MODEL] [--flag ...]"
+    parser = Parser(prog=prog, usage=usage, description=__doc__, allow_abbrev=False)
     add = parser.add_argument_group("serving").add_argument
     add("--stage", type=int, choices=list(SERVING), default=EXACT, help="whose engine (default: %(default)s)")
     add("--served-model-name", metavar="NAME", help="the model's name in requests (default: as --model)")
