@@ -4,6 +4,7 @@ expected, and the line of the learner's file."""
 import inspect
 import io
 import linecache
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 
 SECONDS = 60  # that one test may take; a right answer takes at most five
 WIDTH = 300  # of a value that is shown
+NOISE = re.compile(r"\+ +where .* object at 0x")  # in pytest's explanation of an assertion: an object is not a case
 FLAGS = ["-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={Path(__file__).parents[1]}"]
 FLAGS += [f"--timeout={SECONDS}"]
 
@@ -112,7 +114,8 @@ def said(error: pytest.ExceptionInfo) -> list[str]:
     lines = [line.removeprefix("assert ").strip() for line in str(error.value).split("\n")]
     lines = [line if len(line) <= WIDTH else f"{line[:WIDTH]} …" for line in lines if line and "Use -v" not in line]
     if error.errisinstance(AssertionError):
-        return [line for line in lines if line != "it is as expected"][:8]
+        told = [line for line in lines if line not in ("it is as expected", "False") and not NOISE.match(line)]
+        return (told or lines)[:8]
     return [f"{error.typename}: {lines[0]}" if lines else error.typename, *lines[1:8]]
 
 
