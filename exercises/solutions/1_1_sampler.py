@@ -95,5 +95,7 @@ def distribution("""
 ALSO_RIGHT = [
     ("with torch, in float32", ("def distribution(", "    scores = [logit / temperature for logit in logits]\n"),
      (TORCH, "    return with_torch(logits, temperature, top_k, top_p, min_p)\n")),
+    ("divides in place", "    scores = [logit / temperature for logit in logits]\n",
+     "    logits[:] = [logit / temperature for logit in logits]\n    scores = logits\n"),
     ("scales u by the sum", "    total, last = 0.0, 0\n", "    total, last = 0.0, 0\n    u *= sum(probabilities)\n"),
 ]  # fmt: skip

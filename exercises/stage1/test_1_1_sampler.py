@@ -11,7 +11,7 @@ def case(rule, weights, expected, **parameters):
     return pytest.param(weights, parameters, [w / sum(expected) for w in expected], id=rule)
 
 
-@pytest.mark.parametrize(("weights", "parameters", "expected"), [
+@pytest.mark.parametrize(("exp_logits", "parameters", "expected"), [
     case("no parameters: nothing is dropped", (1e6, 1), (1e6, 1)),
     case("the temperature divides the logits: 2 flattens", (1, 4, 9), (1, 2, 3), temperature=2),
     case("the temperature divides the logits: 0.5 sharpens", (1, 4, 9), (1, 16, 81), temperature=0.5),
@@ -30,8 +30,8 @@ def case(rule, weights, expected, **parameters):
     case("top-p works on what top-k has kept, rescaled", (4, 3, 2, 1), (1, 0, 0, 0), top_k=2, top_p=0.55),
     case("top-p comes before min-p", (5, 3, 1, 1), (5, 3, 0, 0), top_p=0.6, min_p=0.5),
 ])  # fmt: skip
-def test_distribution(work, weights, parameters, expected):
-    got = work.distribution([math.log(w) for w in weights], **parameters)
+def test_distribution(work, exp_logits, parameters, expected):
+    got = work.distribution([math.log(weight) for weight in exp_logits], **parameters)
     assert got == pytest.approx(expected, abs=1e-7)
 
 
@@ -78,4 +78,4 @@ def test_any_distribution(work):
         values = dict(temperature=choose.choice([0, 0.01, 0.5, 1.0, 2.0]), top_k=choose.choice([0, 0, 1, 2, 3, 7]),
                       top_p=choose.choice([1.0, 0.931, 0.613, 0.367]), min_p=choose.choice([0.0, 0.3, 0.7]))  # fmt: skip
         called = f"distribution({logits}, {', '.join(f'{name}={value}' for name, value in values.items())})"
-        assert work.distribution(logits, **values) == pytest.approx(slowly(logits, **values), abs=1e-4), called
+        assert work.distribution([*logits], **values) == pytest.approx(slowly(logits, **values), abs=1e-4), called
