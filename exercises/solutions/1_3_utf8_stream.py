@@ -57,6 +57,8 @@ MUTANTS = [
      "        pairs = [(n, stop) for stop in self.stop[::-1] for n in range(len(stop) - 1, 0, -1)]\n"
      "        for length, stop in pairs:\n"
      "            if stop.startswith(text[-length:]) and len(text) >= length:\n", "the longest beginning of any stop string"),
+    ("holds back for the first stop string only", "if any(stop.startswith(text[-length:]) and len(text) >= length for stop in self.stop):",
+     "if self.stop[0].startswith(text[-length:]) and len(text) >= length:", "not only of the first"),
     ("goes on after the stop string", "        if self.stopped:\n            return \"\"\n", "", "nothing is sent after the stop string"),
     ("the first of the list stops", "return text[: min(found)]", "return text[: found[0]]", "not the first in the list"),
     ("one decoder for all", '        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")\n',

@@ -36,6 +36,8 @@ def case(rule, pieces, stop, *expected):
     case("a stop string may span any number of tokens", bytes_of("a STOP"), ("STOP",), ["a", " ", "", "", "", "", ""], True),
     case("the longest beginning of a stop string is held back", [b"x aa", b"b"], ("aab",), ["x ", "", ""], True),
     case("the longest beginning of any stop string is held back", [b"AB", b"C"], ("ABC", "BX"), ["", "", ""], True),
+    case("the beginning of any stop string is held back, not only of the first", [b"x E", b"ND"], ("STOP", "END"), ["x ", "", ""],
+         True),
     case("only the end of the text may begin a stop string", [b"x aaab"], ("aab",), ["x a", ""], True),
     case("a stop string may be long", [b"a " + b"-" * 39, b"-"], ("-" * 40,), ["a ", "", ""], True),
     case("nothing is sent after the stop string, not even by flush", [b"a STOP b", b"c\xe2"], ("STOP",), ["a ", "", ""], True),
