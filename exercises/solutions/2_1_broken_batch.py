@@ -53,6 +53,7 @@ MUTANTS = [
     ("no mask after the first step", "        visible = visible & (columns >= num_padding[:, None])[:, None, :]\n",
      "        if tokens.shape[1] == start:\n"
      "            visible = visible & (columns >= num_padding[:, None])[:, None, :]\n", "never at padding, in any step"),
+    ("padding sees nothing", "        visible = visible | (columns == columns[:, None])", "", "looks at nothing"),
     ("the prompt's own end token is hidden", "columns >= num_padding[:, None])[:, None, :]",
      "tokens != eos)[:, None, :]", "where each column of row 0 looks"),
     ("a row ends with the first row that does", "        if all(eos in row", "        if any(eos in row", "other rows go on"),

@@ -60,6 +60,9 @@ def test_visible(work):
             looked_at = {i: [j for j in range(3 + step) if visible[row][i][j]] for i in columns}
             expected = {i: list(range(padding, i + 1)) for i in columns}
             assert looked_at == expected, f"where each column of row {row} looks, step {step}"
+            assert all(map(any, visible[row])), (
+                f"a column of row {row} looks at nothing: its softmax is NaN, step {step}"
+            )
 
 
 def test_padding_after_the_cut(work):
