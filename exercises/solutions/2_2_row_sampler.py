@@ -53,7 +53,9 @@ MUTANTS = [
     ("at least u", "right=True", "right=False", "the sum is greater than u"),
     ("a clamp instead of a scale", (".double().softmax", "torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]"),
      (".softmax", "torch.searchsorted(cdf, u[:, None].float(), right=True)[:, 0].clamp(max=vocab_size - 1)"), "scale u by the last sum"),
-    ("in float32", "cdf = scores.double()", "u = u.float()\n    cdf = scores", "Rare tokens are not rounded away"),
+    ("no scale", "u[:, None] * cdf[:, -1:]", "u[:, None].double()", "u is torch.float64"),
+    ("in float32", "scores.double().softmax(dim=-1).cumsum(dim=-1)", "scores.softmax(dim=-1).cumsum(dim=-1).double()",
+     "Rare tokens are not rounded away"),
     ("a loop over the rows", "    greedy = temperature == 0\n", LOOP, "no loop over the rows"),
     ("numbers of Python", "    vocab_size = logits.shape[1]\n", "    vocab_size = len(logits.tolist()[0])\n", "the numbers stay in torch"),
 ]  # fmt: skip
