@@ -10,7 +10,7 @@ def told(scheduled):
     return " ".join(f"{request.name}{num_tokens}" for request, num_tokens in scheduled)
 
 
-@pytest.mark.parametrize(("max_num_seqs", "budget", "requests", "expected"), [
+@pytest.mark.parametrize(("max_num_seqs", "budget", "name_prompt_output", "expected"), [
     pytest.param(4, 100, [("A", 5, 3)], ["A5", "A1", "A1", ""], id="the whole prompt at first, then one token per step"),
     pytest.param(4, 100, [("C", 4, 1), ("A", 4, 1), ("B", 4, 1)], ["C4 A4 B4", ""], id="requests are admitted in order of arrival"),
     pytest.param(2, 100, [("A", 4, 2), ("B", 4, 2), ("C", 4, 1)], ["A4 B4", "A1 B1", "C4", ""],
@@ -22,10 +22,10 @@ def told(scheduled):
     pytest.param(4, 4, [("A", 3, 9), ("B", 7, 1), ("C", 1, 1)], ["A3 B1", "A1 B3", "A1 B3", "A1 C1"],
                  id="no request overtakes an earlier one: with a stream of small ones, a big one would wait forever"),
 ])  # fmt: skip
-def test_steps(work, max_num_seqs, budget, requests, expected):
-    """requests: (name, tokens of the prompt, tokens of the output)"""
+def test_steps(work, max_num_seqs, budget, name_prompt_output, expected):
+    """name_prompt_output: a request's name, tokens of the prompt, tokens of the output"""
     scheduler, left = work.Scheduler(max_num_seqs, budget), {}
-    for name, num_tokens, output in requests:
+    for name, num_tokens, output in name_prompt_output:
         request = work.Request(name, num_tokens)
         left[request] = output
         scheduler.add(request)
@@ -50,26 +50,26 @@ def test_difference(work):
     assert told(scheduler.schedule()) == "A3"
 
 
-@pytest.mark.parametrize(("missing", "expected"), [
+@pytest.mark.parametrize(("to_compute", "expected"), [
     pytest.param([(1, 1, 1)], ["A1 B1 C1"], id="decodes go in the order in which they were admitted"),
     pytest.param([(5, 1, 1)], ["B1 C1 A4"], id="running requests that decode come before those that still prefill"),
     pytest.param([(4, 2, 1)], ["C1 A4 B1"], id="prefills go in the order in which they were admitted, not the shorter first"),
     pytest.param([(9, 2, 1)], ["C1 A5"], id="no request is scheduled for 0 tokens"),
     pytest.param([(5, 1, 1), (1, 1, 1)], ["B1 C1 A4", "A1 B1 C1"], id="a prefill keeps its place for the time when it decodes"),
 ])  # fmt: skip
-def test_running(work, missing, expected):
-    """Six tokens a step. missing: how many tokens the running requests A, B, and C have to compute in each step"""
+def test_running(work, to_compute, expected):
+    """Six tokens a step. to_compute: how many tokens the running requests A, B, and C have to compute in each step"""
     scheduler, requests = work.Scheduler(3, 6), [work.Request(name, 2) for name in "ABC"]
     for request in requests:
         scheduler.add(request)
     scheduler.schedule()
     got = []
-    for step in missing:
+    for step in to_compute:
         for request, count in zip(requests, step, strict=True):
             request.num_computed_tokens = request.num_tokens
             request.num_tokens += count
         got.append(told(scheduler.schedule()))
-    assert got == expected
+    assert got == expected, "A, B, and C run, and the budget is 6"
 
 
 @pytest.mark.parametrize(("leave", "expected"), [
@@ -87,7 +87,7 @@ def test_finish(work, leave, expected):
         request.num_tokens += 1
     for name in leave:
         scheduler.finish(requests[name])
-    assert told(scheduler.schedule()) == expected
+    assert told(scheduler.schedule()) == expected, "A, B, and C run, D, E, and F wait; some leave"
 
 
 @pytest.mark.parametrize(("leave", "expected"), [
@@ -102,7 +102,8 @@ def test_equal_requests(work, leave, expected):
     scheduler.schedule()
     for number in leave:
         scheduler.finish(requests[number])
-    assert [requests.index(request) for request, _ in scheduler.schedule()] == expected
+    got = [requests.index(request) for request, _ in scheduler.schedule()]
+    assert got == expected, "of five equal requests, 0 to 4, the two that are in the step"
 
 
 def test_any_crowd(work):

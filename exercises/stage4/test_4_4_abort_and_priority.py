@@ -35,7 +35,7 @@ def test_order(work, calls, expected):
     queue = filled(work, calls)
     assert len(queue) == len(expected.split()), "how many are waiting"
     assert " ".join(queue.pop() for _ in expected.split()) == expected
-    assert len(queue) == 0
+    assert len(queue) == 0, "how many are waiting after all were popped"
 
 
 def test_twice(work):
