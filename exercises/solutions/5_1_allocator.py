@@ -70,6 +70,10 @@ MUTANTS = [
     ("loses blocks", "self.free_blocks += self.tables.pop(name)", "self.free_blocks += self.tables.pop(name)[:1]", "blocks were lost"),
     ("freed twice", FREE, "        self.free_blocks += self.tables.pop(name, [])\n        self.num_tokens.pop(name, None)",
      "free raises KeyError"),
+    ("looks at the name last", "        if name in self.tables:\n            raise KeyError(f\"{name!r} has blocks already\")\n"
+     "        if self.num_needed(num_tokens) > self.num_free:\n            return False\n",
+     "        if self.num_needed(num_tokens) > self.num_free:\n            return False\n"
+     "        if name in self.tables:\n            raise KeyError(f\"{name!r} has blocks already\")\n", "whatever is free"),
     ("sorts the table", "self.tables[name].append(self.free_blocks.pop())\n",
      "self.tables[name] = sorted([*self.tables[name], self.free_blocks.pop()])\n", "not of the blocks' numbers"),
     ("blocks of one never grow", FULL, "if (self.num_tokens[name] + 1) % self.block_size == 1:", "append("),

@@ -89,6 +89,7 @@ def test_slots(work, block_size):
 
 @pytest.mark.parametrize(("method", "arguments"), [
     pytest.param("allocate", ("b", 1), id="allocate raises KeyError for a name that has blocks"),
+    pytest.param("allocate", ("b", 99), id="allocate raises KeyError for a name that has blocks, whatever is free"),
     pytest.param("append", ("a",), id="append raises KeyError for a name that has no blocks"),
     pytest.param("free", ("a",), id="free raises KeyError for a name that has no blocks"),
     pytest.param("block_table", ("a",), id="block_table raises KeyError for a name that has no blocks"),
