@@ -279,7 +279,7 @@ def test_who_is_admitted(stage, lengths, whole, rows):
 
 @on(4)
 def test_slots_are_given_back(stage):
-    """The lowest is taken. A removed request has no rank, and removing it again does no harm."""
+    """The lowest is taken. A removed request has no rank, may be removed again, and keeps its first_scheduled_time."""
     scheduler = scheduler_of(stage, 2, 64)
     a, b, c = add(stage, scheduler, 4, 2, 3)
     scheduler.schedule()
