@@ -22,9 +22,10 @@ NEEDED = ("pytest", "pytest_timeout", "transformers", "hypothesis", "httpx")  # 
 
 
 def stands_in_for(directory: Path, milestone: Milestone) -> Milestone:
-    """The milestone in whose stage's place an engine is tested: the one that is asked for, or a later one that it was
-    started at; CONTRACT if it is not built like a stage."""
-    later = MILESTONES[max(milestone.number, read_record(directory)[0]) - 1]
+    """The milestone in whose stage's place an engine is tested: the one that is asked for, or the one that it was started
+    at if that has a later stage; CONTRACT if it is not built like a stage."""
+    started = read_record(directory)[0]
+    later = max([milestone, *MILESTONES[started - 1 : started]], key=lambda one: one.stage)
     return later if all((directory / name).is_file() for name in later.to_write) else CONTRACT
 
 
@@ -59,10 +60,17 @@ def check_engine(directory: Path, numbers: Sequence[int]) -> int:
     print(f"passed in {report.seconds:.0f} s")
     if 0 < asked[-1].number < len(MILESTONES):
         print(f"next: python -m exercises start {asked[-1].number + 1}")
+    others = "1 2 3" if asked[-1].stage < "stage05" else "5 6"
     print(
-        f"Your engine on the ladder: python -m bench.throughput --stages {os.path.relpath(directory)} 1 2 3 --repeat 1"
+        f"Your engine on the ladder: python -m bench.throughput --stages {os.path.relpath(directory)} {others} --repeat 1"
     )
     return 0
+
+
+def up_to(number: int) -> list[int]:
+    """A milestone and those before it, without the ideas of later stages: milestone 9 goes back to stage 5."""
+    last = MILESTONES[number - 1]
+    return [one.number for one in MILESTONES[:number] if one.stage <= last.stage]
 
 
 def run(directory: Path, numbers: Sequence[int]) -> None:
@@ -97,4 +105,4 @@ def main(argv: Sequence[str]) -> int:
     started = read_record(args.directory)[0]
     if not args.milestone and not started and stands_in_for(args.directory, MILESTONES[0]) is not CONTRACT:
         raise ValueError(f"`start` has not made {args.directory}/; say which milestone it is, 1 to {last}")
-    return in_a_process(args.directory, [args.milestone] if args.milestone else range(1, max(started, 1) + 1))
+    return in_a_process(args.directory, [args.milestone] if args.milestone else up_to(max(started, 1)))

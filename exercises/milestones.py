@@ -1,4 +1,4 @@
-"""The eight milestones on the way to your own engine: what each asks for, the functions to write for it, and the
+"""The nine milestones on the way to your own engine: what each asks for, the functions to write for it, and the
 project's own tests that it has to pass, in the order in which one writes what they need."""
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,9 @@ class Milestone:
         stage: the stage whose files make up the skeleton, and in whose place the engine is tested.
         minutes: how long it takes to write, at least and at most.
         to_write: file -> functions of which the skeleton has only signature and docstring.
-        parts: what to look at, a file of tests/, and names of its tests, all without `test_`.
+        parts: what to look at, a file of tests/ (or the path of another), and names of its tests, all without `test_`.
         later: file -> functions of a later milestone -> their body until then.
+        added: files that the stage does not have -> where a solution is; of C, `start` takes what is above TO_WRITE.
     """
 
     number: int
@@ -24,6 +25,7 @@ class Milestone:
     to_write: Mapping[str, Sequence[str]]
     parts: Sequence[tuple[str, str, str]]
     later: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    added: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -38,7 +40,9 @@ class Milestone:
     def tests(self) -> dict[str, str]:
         """Test, without its parameters -> what to look at if it fails."""
         return {
-            f"tests/test_{file}.py::test_{name}": look for look, file, names in self.parts for name in names.split()
+            f"{file if '/' in file else f'tests/test_{file}'}.py::test_{name}": look
+            for look, file, names in self.parts
+            for name in names.split()
         }
 
 
@@ -65,6 +69,8 @@ JOINING = [
      "arrivals_and_aborts_at_random_steps many_requests_through_eight_slots add_step_abort "
      "a_prompt_that_leaves_room_for_one_token a_step_that_fails_late_loses_no_slot priority_needs_its_policy"),
 ]  # fmt: skip
+
+LINEAR = "exercises/kernel/test_linear"
 
 MILESTONES = [
     Milestone(
@@ -312,6 +318,20 @@ MILESTONES = [
              "against_the_formula_in_hugging_faces_model as_is_it_is_the_stage_before weights_are_rounded_once "
              "what_auto_comes_to numbers_that_are_not_finite_end_their_request_alone"),
         ],
+    ),
+    Milestone(
+        9, "your own kernel", "stage05_paged", (60, 90),
+        {"linear.py": ("Linear.__init__", "Linear.forward", "use_own_kernel")},
+        parts=[
+            ("linear.py: Linear; kernels/linear.c: pack, linear", LINEAR, "any_size"),
+            ("linear.py: Linear.forward", LINEAR, "views"),
+            ("linear.py: Linear.__init__", LINEAR, "weights_are_packed_once weights_are_kept_once"),
+            ("kernels/linear.c: linear", LINEAR, "the_same_bits"),
+            ("linear.py: use_own_kernel", LINEAR, "other_dtypes"),
+            ("runner.py: Runner.__init__", LINEAR, "all_layers_of_the_engine"),
+            *WHOLE[:2],
+        ],
+        added={"linear.py": "exercises/kernel/linear.py", "kernels/linear.c": "exercises/kernel/linear.c"},
     ),
 ]  # fmt: skip
 

@@ -19,6 +19,7 @@ from .milestones import MILESTONES, Milestone
 
 RECORD = ".start.json"  # in the engine's directory: the milestone at which it was started, and what was put there
 BLANK = "raise NotImplementedError"
+TO_WRITE = "/* --- To write --- */\n"  # in C: what follows is the solution
 VERBS = (  # in the skeleton of every `step`
     "# build: the requests of this step, as a Batch (from milestone 4 on, schedule chooses them)",
     "# forward: the batch through the model, to logits",
@@ -60,6 +61,9 @@ def skeleton(milestone: Milestone) -> dict[str, bytes]:
     """The files of a skeleton: the milestone's stage without its idea."""
     files = {name: (ROOT / milestone.stage / name).read_bytes() for name in stage_files(ROOT / milestone.stage)}
     del files["README.md"]
+    for name, solution in milestone.added.items():
+        above, line, _ = (ROOT / solution).read_text(encoding="utf-8").partition(TO_WRITE)
+        files[name] = (above + line).encode()
     for name, to_write in milestone.to_write.items():
         later = milestone.later.get(name, {})
         files[name] = blanked(files[name].decode(), to_write, later).encode()
@@ -173,6 +177,7 @@ def put(
 def told(milestone: Milestone, directory: Path, moved: Path | None, kept: list[str], unfinished: list[str]) -> str:
     """What `start` did, and what to do next."""
     to_write = [f"  {name:18} {', '.join(names)}" for name, names in milestone.to_write.items()]
+    to_write += [f"  {name}" for name in milestone.added if name not in milestone.to_write]
     minutes = f"{milestone.minutes[0]} to {milestone.minutes[1]} minutes"
     flag = "" if directory.name == "mine" and directory.parent == Path() else f" --directory {directory}"
     return "\n".join([
@@ -191,7 +196,7 @@ def main(argv: Sequence[str]) -> int:
     """The command `start`."""
     parser = argparse.ArgumentParser(prog="python -m exercises start", description=start.__doc__.split("\n")[0])
     numbers = [milestone.number for milestone in MILESTONES]
-    parser.add_argument("milestone", type=int, choices=numbers, metavar="N", help="which of the eight milestones")
+    parser.add_argument("milestone", type=int, choices=numbers, metavar="N", help="which milestone")
     parser.add_argument("--directory", type=Path, default=Path("mine"), help="where to; default: mine")
     parser.add_argument("--aside", action="store_true", help="first move existing work to another directory next to it")
     args = parser.parse_args(argv)
