@@ -1,7 +1,7 @@
 """The course's exercises: list them, check answers, and show your progress.
 
 python -m exercises                 # list them all, with your progress
-python -m exercises check 2.3       # check one, several, `all`, or `capstone`
+python -m exercises check 2.3       # check one, several, `all`, `capstone` or `capstone-2`
 python -m exercises hint 2.3        # the next hint
 python -m exercises reveal 2.3      # a solution, after at least one attempt
 python -m exercises time 6.2        # how fast a C answer is, compared with torch
@@ -19,9 +19,8 @@ from collections.abc import Callable
 
 from stagewise.console import reason
 
-from .catalogue import FOLDER, exercises, read_progress, record
+from .catalogue import CAPSTONES, exercises, read_progress, record
 
-CAPSTONE = FOLDER / "capstone" / "llama.py"
 OWN = {  # these parse their own flags; imported late, because most of them import torch
     "predict": "predict",
     "start": "skeletons",
@@ -72,9 +71,9 @@ def check(numbers: list[str]) -> int:
     failed = 0
     for number in exercises() if numbers == ["all"] else numbers:
         exercise = exercises().get(number)
-        work = exercise.work if exercise else CAPSTONE
-        name = f"{number} {exercise.title}" if exercise else "capstone"
-        test = exercise.test if exercise else CAPSTONE.with_name("test_llama.py")
+        work = exercise.work if exercise else CAPSTONES[number]
+        name = f"{number} {exercise.title}" if exercise else number
+        test = exercise.test if exercise else work.with_name(f"test_{work.name}")
         result = report.run([test], work)
         how_far = f", {result.num_passed} of {result.num_tests} tests pass" if result.state == "failing" else ""
         print(f"{name}: {result.state}{how_far}")
@@ -83,7 +82,7 @@ def check(numbers: list[str]) -> int:
         if result.state == "not checked":
             continue
         if result.state == "not started":
-            text = exercise.text if exercise else CAPSTONE.with_name("README.md")
+            text = exercise.text if exercise else work.with_name("README.md")
             print(f"  read {shown(text)}, then edit {shown(work)}")
         kept = read_progress().get(number, {})
         state = "passed" if kept.get("state") == "passed" else result.state  # a passed exercise may be tried again
@@ -130,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("list takes no exercise: it shows all of them")
     if args.action != "list" and not args.numbers:
         parser.error(f"which one? For example: {args.action} {next(iter(exercises()))}")
-    others = ("all", "capstone") if args.action == "check" else ()
+    others = ("all", *CAPSTONES) if args.action == "check" else ()
     if unknown := [number for number in args.numbers if number not in (*exercises(), *others)]:
         parser.error(f"there is no exercise {unknown[0]!r}; `python -m exercises` lists them")
     if args.action in ("hint", "reveal") and len(args.numbers) > 1:

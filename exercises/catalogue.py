@@ -12,6 +12,7 @@ from types import ModuleType
 
 FOLDER = Path(__file__).parent
 PROGRESS = FOLDER.parent / ".exercises.json"  # git-ignored
+CAPSTONES = {"capstone": FOLDER / "capstone" / "llama.py", "capstone-2": FOLDER / "capstone" / "llama_engine.py"}
 HINT = re.compile(r"<details><summary>(.*?)</summary>\s*(.*?)\s*</details>", re.DOTALL)
 TITLE = re.compile(r"# (\d+\.\d+) (.*) \((\d+) minutes\)")
 WRONG = "# --- Wrong answers"  # in a solution: the learner is not shown what follows

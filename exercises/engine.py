@@ -22,8 +22,8 @@ NEEDED = ("pytest", "pytest_timeout", "transformers", "hypothesis", "httpx")  # 
 
 
 def stands_in_for(directory: Path, milestone: Milestone) -> Milestone:
-    """The milestone in whose stage's place an engine is tested: the one that is asked for, or the one that it was started
-    at if that has a later stage; CONTRACT if it is not built like a stage."""
+    """The milestone in whose stage's place an engine is tested: the one that is asked for, or the one that it was
+    started at if that has a later stage; CONTRACT if it is not built like a stage."""
     started = read_record(directory)[0]
     later = max([milestone, *MILESTONES[started - 1 : started]], key=lambda one: one.stage)
     return later if all((directory / name).is_file() for name in later.to_write) else CONTRACT
@@ -60,10 +60,8 @@ def check_engine(directory: Path, numbers: Sequence[int]) -> int:
     print(f"passed in {report.seconds:.0f} s")
     if 0 < asked[-1].number < len(MILESTONES):
         print(f"next: python -m exercises start {asked[-1].number + 1}")
-    others = "1 2 3" if asked[-1].stage < "stage05" else "5 6"
-    print(
-        f"Your engine on the ladder: python -m bench.throughput --stages {os.path.relpath(directory)} {others} --repeat 1"
-    )
+    stages = f"{os.path.relpath(directory)} {'1 2 3' if asked[-1].stage < 'stage05' else '5 6'}"
+    print(f"Your engine on the ladder: python -m bench.throughput --stages {stages} --repeat 1")
     return 0
 
 

@@ -5,8 +5,8 @@ python -m exercises grade class/* > marks.csv
 python -m exercises grade anna --only 2.1 2.3 milestone-4 capstone
 
 A folder is a learner's checkout, or just contains the answers' files, at any depth; of several files with the same name
-the newest counts. Every exercise has a column, and so have the capstone and each milestone at which some folder has an
-engine. Each answer is checked by pytest in a process of its own.
+the newest counts. Every exercise has a column, and so have both parts of the capstone and each milestone at which some
+folder has an engine. Each answer is checked by pytest in a process of its own.
 """
 
 import argparse
@@ -20,13 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree
 
-from .catalogue import FOLDER, exercises
+from .catalogue import CAPSTONES, FOLDER, exercises
 from .milestones import MILESTONES
 from .report import FLAGS
 from .skeletons import RECORD, read_record
 
-CAPSTONE = FOLDER / "capstone" / "llama.py"
-NAMES = [*exercises(), *(f"milestone-{milestone.number}" for milestone in MILESTONES), "capstone"]
+NAMES = [*exercises(), *(f"milestone-{milestone.number}" for milestone in MILESTONES), *CAPSTONES]
 
 
 def newest(folder: Path) -> dict[str, Path]:
@@ -38,8 +37,10 @@ def newest(folder: Path) -> dict[str, Path]:
         number: found[exercise.work.name] for number, exercise in exercises().items() if exercise.work.name in found
     }
     answers |= {f"milestone-{read_record(path.parent)[0]}": path.parent for path in files if path.name == RECORD}
-    capstone = found.get(CAPSTONE.name)
-    return answers | ({"capstone": capstone} if capstone and capstone.read_bytes() != CAPSTONE.read_bytes() else {})
+    for name, stub in CAPSTONES.items():
+        if stub.name in found and found[stub.name].read_bytes() != stub.read_bytes():
+            answers[name] = found[stub.name]
+    return answers
 
 
 def command(name: str, answer: Path) -> list[str]:
@@ -48,7 +49,7 @@ def command(name: str, answer: Path) -> list[str]:
         from .engine import engine_command
 
         return engine_command(answer, int(name.removeprefix("milestone-")))
-    test = FOLDER / "capstone" / "test_llama.py" if name == "capstone" else exercises()[name].test
+    test = CAPSTONES[name].with_name(f"test_{CAPSTONES[name].name}") if name in CAPSTONES else exercises()[name].test
     return [*FLAGS, str(test), f"--answer={answer}"]
 
 

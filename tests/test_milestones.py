@@ -164,7 +164,11 @@ RIGHT = [
 
 CALLS_IT = [
     ("runner.py", "from .model import", "from .linear import use_own_kernel\nfrom .model import"),
-    ("runner.py", "        self.bytes_per_token =", "        use_own_kernel(self.model)\n        self.bytes_per_token ="),
+    (
+        "runner.py",
+        "        self.bytes_per_token =",
+        "        use_own_kernel(self.model)\n        self.bytes_per_token =",
+    ),
 ]
 
 

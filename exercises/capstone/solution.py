@@ -45,7 +45,7 @@ def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
     """Turn each pair (i, i + head_dim / 2) by its position's angle. [n_heads, n_seq, head_dim], [n_seq] -> same"""
     half = x.shape[-1] // 2
     frequencies = base ** (-torch.arange(half, dtype=torch.float32) / half)  # [half]
-    angles = positions[:, None].float() * frequencies  # [n_seq, half]
+    angles = positions[..., None].float() * frequencies  # [n_seq, half]
     cos, sin = angles.cos(), angles.sin()
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

@@ -1,5 +1,5 @@
-"""Milestone 9: linear layers by the learner's kernel, alone and in an engine. `python -m exercises engine 9` runs it with
-the learner's engine in stage 5's place."""
+"""Milestone 9: linear layers by the learner's kernel, alone and in an engine. `python -m exercises engine 9` runs this
+with the learner's engine in stage 5's place."""
 
 import gc
 import weakref
