@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The tests start hundreds of processes; each would compile the stages again.
 unexport PYTHONDONTWRITEBYTECODE
+TEST_NEEDS := pyproject.toml exercises/requirements.txt tests/requirements.txt
 CLIENTS := openai lm-eval vllm-tests
 # What a target needs: a program or a file, and its package on Debian.
 BROWSER := chromium:chromium chromedriver:chromium-driver npm:npm
@@ -80,21 +81,20 @@ lint: $(VENV)/installed-test
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable .
+$(VENV)/installed: $(BIN)/python pyproject.toml exercises/requirements.txt
+	$(BIN)/python -m pip install --quiet --editable . --requirement exercises/requirements.txt
 	touch $@
 
 # Python compiles what is imported; to compile all takes longer than to install it.
-$(VENV)/installed-test: $(BIN)/python pyproject.toml tests/requirements.txt
+$(VENV)/installed-test: $(BIN)/python $(TEST_NEEDS)
 	$(BIN)/python -m pip install --quiet --no-compile --requirement tests/requirements.txt
 	touch $@
 
-$(VENV)/installed-browser: $(BIN)/python pyproject.toml tests/requirements.txt \
-		tests/browser/requirements.txt site/requirements.txt
+$(VENV)/installed-browser: $(BIN)/python $(TEST_NEEDS) tests/browser/requirements.txt site/requirements.txt
 	$(BIN)/python -m pip install --quiet --requirement tests/browser/requirements.txt
 	touch $@
 
-$(VENV)/installed-scaleout: $(BIN)/python pyproject.toml tests/requirements.txt tests/scaleout/requirements.txt
+$(VENV)/installed-scaleout: $(BIN)/python $(TEST_NEEDS) tests/scaleout/requirements.txt
 	$(BIN)/python -m pip install --quiet --requirement tests/scaleout/requirements.txt
 	touch $@
 

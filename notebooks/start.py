@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 if not any(importlib.metadata.distributions(name="stagewise")):
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--editable", str(ROOT)], check=True)
+    needed = ["--editable", str(ROOT), "--requirement", str(ROOT / "exercises/requirements.txt")]
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *needed], check=True)
 os.chdir(ROOT)
 sys.path.insert(0, str(ROOT))  # a package installed a moment ago is not on the path yet
 

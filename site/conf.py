@@ -58,7 +58,7 @@ site_code = hashlib.sha256(b"".join([html_baseurl.encode(), version.encode(), *(
 site_code = site_code.hexdigest()
 root_doc = "README"
 include_patterns = ["*.md", "**/*.md", ".github/SECURITY.md", "notebooks/*.ipynb", "site/*.rst"]
-exclude_patterns = [".[!g]*", ".git/**", "**/.[!g]*", "**/_build", "build", "mine"]
+exclude_patterns = [".[!g]*", ".git/**", ".github/*TEMPLATE*", "**/.[!g]*", "**/_build", "build", "mine"]
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!stage05_paged\.(LLM|AsyncLLM|\w+(Output|Params|Event|Error))).*")]
 

@@ -325,7 +325,7 @@ class LineReader:
         try:
             from .openai.chat import ChatTemplate, load_template, special_tokens
         except ModuleNotFoundError as error:
-            raise ValueError(f'chats need what the server needs ({error}): pip install -e ".[serve]"') from None
+            raise ValueError(f'chats need what the server needs: pip install "stagewise[serve]" ({error})') from None
         directory = self.stage.tokenizer_files(self.model, self.config.load_format, self.tokenizer)
         if self._template is None:
             template = load_template(None, directory)

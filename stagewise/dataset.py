@@ -7,8 +7,7 @@ row becomes the corresponding line of JSON:
 - CSV and TSV have a header; all values are strings.
 - In a .json file with an object, such as {"data": [...]}, its only list of objects has the rows.
 - In parquet a field without a value is null, a date is a text as in ISO 8601, a decimal its digits, bytes are Base64,
-  NaN is a value (and null in the output, see batch_file.py). It needs pyarrow: `pip install pyarrow`, or the extra
-  `parquet`.
+  NaN is a value (and null in the output, see batch_file.py). It needs the extra `parquet`.
 """
 
 import base64
@@ -408,7 +407,7 @@ def read_parquet(name: str, content: bytes) -> list[bytes]:
     try:
         from pyarrow import parquet
     except ModuleNotFoundError:
-        raise ValueError(f"--input {name}: parquet needs pyarrow (pip install pyarrow)") from None
+        raise ValueError(f'--input {name}: parquet needs pyarrow: pip install "stagewise[parquet]"') from None
     with telling(f"--input {name} can't be read as parquet", ValueError):
         rows = parquet.read_table(io.BytesIO(content)).to_pylist()
     return as_lines(name, rows)

@@ -38,10 +38,7 @@ MAX_RULES = 250  # that may refer to each other; a chain of 3,000 is too deep fo
 LIMITS: dict[str, Any] = dict(step_max_items=5_000, max_grammar_size=20_000, max_lexer_states=5_000)
 # Between two parts of JSON one space, or none. A small model that may write more, or line breaks, does not stop.
 SPACES = r" "
-MISSING = (
-    "structured_outputs needs the package llguidance, which is not installed: in the checkout, "
-    "pip install -e '.[structured]'"
-)
+MISSING = 'structured_outputs needs the package llguidance: pip install "stagewise[structured]"'
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def test_parquet_that_cannot_be_read(batched_stage, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     status, _, stderr = batched_stage.main("--input", tmp_path / "time.parquet", "--output", output, *QUICK)
     assert status == 2
-    assert "parquet needs pyarrow" in stderr
+    assert 'parquet needs pyarrow: pip install "stagewise[parquet]"' in stderr
 
 
 def test_rows_as_people_have_them(batched_stage, tmp_path):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
+import yaml
 from nbclient import NotebookClient
 
 from tests.adapter import ROOT
@@ -122,6 +123,14 @@ def test_the_readme_has_ways_in_where_there_is_an_address():
     assert f"git clone {ADDRESS} stagewise" in page
     assert page.index("**Eight") < page.index("codespaces.new") < page.index("ladder.svg")
     assert notebook_heads.with_entries(page, None) == bare
+
+
+def test_the_citation_says_where_the_code_is():
+    bare = notebook_heads.with_code((ROOT / "CITATION.cff").read_text(encoding="utf-8"), None)
+    cited = notebook_heads.with_code(bare, ADDRESS)
+    assert yaml.safe_load(cited) == {**yaml.safe_load(bare), "repository-code": ADDRESS}
+    assert notebook_heads.with_code(cited, ADDRESS) == cited
+    assert notebook_heads.with_code(cited, None) == bare
 
 
 def test_address_is_one_of_github(tmp_path):

@@ -615,5 +615,5 @@ def test_refused_before_anything_is_computed(stage, engines):
 
 def test_without_the_package(llm, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ValueError, match=r"llguidance, which is not installed: .* pip install -e '.\[structured\]'"):
+    with pytest.raises(ValueError, match=r'llguidance: pip install "stagewise\[structured\]"'):
         structured(llm, choice=["yes"])

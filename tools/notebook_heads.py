@@ -1,5 +1,5 @@
-"""What depends on the repository's address: the badges in the README and the notebooks, the README's `git clone`, and
-the lines with which a notebook on Colab fetches the project.
+"""What depends on the repository's address: the badges in the README and the notebooks, the README's `git clone`, the
+lines with which a notebook on Colab fetches the project, and where CITATION.cff says that the code is.
 
     python tools/notebook_heads.py             # say which files are out of date; exit 1 if any is
     python tools/notebook_heads.py --write     # update them
@@ -79,6 +79,12 @@ def with_entries(readme: str, address: str | None) -> str:
     return f"{before}**\n\n{entries}\n{rest}"
 
 
+def with_code(citation: str, address: str | None) -> str:
+    """CITATION.cff with the address of the code, or without if there is none."""
+    citation = re.sub(r"^repository-code: .*\n", "", citation, flags=re.MULTILINE)
+    return citation if address is None else f"{citation}repository-code: {address}\n"
+
+
 def with_setup(code: str, address: str | None) -> str:
     """The first code cell, which fetches the project if there is an address to fetch it from."""
     fetch = "" if address is None else FETCH.format(address=address)
@@ -109,12 +115,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     notebooks, address = sorted((ROOT / "notebooks").glob("*.ipynb")), repository()
     outdated = [path for path in notebooks if refresh(path, address, args.write)]
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    if with_entries(text, address) != text:
-        outdated.append(readme)
-        if args.write:
-            readme.write_text(with_entries(text, address), encoding="utf-8")
+    for path, made in ((ROOT / "README.md", with_entries), (ROOT / "CITATION.cff", with_code)):
+        text = path.read_text(encoding="utf-8")
+        if made(text, address) != text:
+            outdated.append(path)
+            if args.write:
+                path.write_text(made(text, address), encoding="utf-8")
     for path in outdated:
         print(f"{path.relative_to(ROOT)}: {'written' if args.write else 'python tools/notebook_heads.py --write'}")
     return int(bool(outdated) and not args.write)

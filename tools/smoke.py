@@ -2,8 +2,8 @@
 
     python tools/smoke.py
 
-It needs the extra `serve`, but neither make nor a C compiler. Exits with 1 if something failed; the last line says
-what.
+It needs the extra `serve`, but neither make nor a C compiler, and runs what is installed: a checkout, or a wheel. Exits
+with 1 if something failed; the last line says what.
 """
 
 import json
@@ -11,12 +11,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import urllib.request
-from pathlib import Path
 
 from stagewise.stages import STAGES
 
-ROOT = Path(__file__).parent.parent
+EMPTY = tempfile.mkdtemp()  # to run in
 PROMPT = "Once upon a time"
 LIMIT = 300  # seconds for each command
 
@@ -25,7 +25,7 @@ def complete(*arguments: str) -> None:
     """Run a module of the project, whose output has to continue the prompt."""
     done = subprocess.run(
         [sys.executable, "-m", *arguments, "--prompts", PROMPT],
-        cwd=ROOT,
+        cwd=EMPTY,
         capture_output=True,
         encoding="utf-8",
         timeout=LIMIT,
@@ -37,11 +37,11 @@ def complete(*arguments: str) -> None:
 def serve() -> None:
     """Start the server, send a request, stop the server."""
     command = [sys.executable, "-m", "stagewise", "serve", "--model", "tinytales", "--port", "0"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, encoding="utf-8") as server:
+    with subprocess.Popen(command, cwd=EMPTY, stderr=subprocess.PIPE, encoding="utf-8") as server:
         assert server.stderr is not None
         try:
             said = ""
-            while not (found := re.search(r"on (http://\S+)\n", said)):
+            while not (found := re.search(r"on (http://\S+)", said)):
                 if not (line := server.stderr.readline()):
                     raise RuntimeError(f"it did not start\n{said}")
                 said += line

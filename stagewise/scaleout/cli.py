@@ -20,7 +20,7 @@ def run(stage: Stage, args: argparse.Namespace, prog: str) -> int:
     outcome, started, total, errors = Outcome(prog), time.perf_counter(), 0, 0
     with one_interrupt(), outcome:
         if importlib.util.find_spec("ray") is None:
-            raise ValueError("--ray needs Ray: pip install 'ray[data]'")
+            raise ValueError('--ray needs Ray: pip install "stagewise[scaleout]"')
         how, options = how_of(stage, args), options_of(stage, args)
         cluster = Cluster(args.ray, args.actors or 1, args.cpus_per_actor or 1, args.gpus_per_actor or 0)
         for source, output in pairs_of(args):

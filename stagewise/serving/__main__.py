@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None, prog: str = "python -m stagewise serve")
     try:
         from .run import serve
     except ModuleNotFoundError as error:
-        parser.error(f'{error}; install the requirements: pip install -e ".[serve]"')
+        parser.error(f'the server needs more packages: pip install "stagewise[serve]" ({error})')
     with outcome:
         serve(stage, args)
     flush_streams()
