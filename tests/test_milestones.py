@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from exercises import __main__ as cli
-from exercises import engine_report, skeletons
+from exercises import engine, engine_report, skeletons
 from exercises.milestones import CONTRACT, MILESTONES
 from tests.adapter import ROOT, STAGES
 
@@ -263,6 +263,14 @@ def test_what_is_no_engine_is_named(check, tmp_path, capsys):
         with pytest.raises(SystemExit):
             cli.main(arguments)
         assert words in capsys.readouterr().err
+
+
+def test_milestone_9_goes_back_to_stage_5(tmp_path):
+    """Milestones 7 and 8 ask for files that it does not have."""
+    assert [engine.up_to(number)[-3:] for number in (6, 8, 9)] == [[4, 5, 6], [6, 7, 8], [5, 6, 9]]
+    skeletons.start(9, tmp_path / "mine")
+    places = [engine.stands_in_for(tmp_path / "mine", MILESTONES[number - 1]) for number in (3, 6, 8, 9)]
+    assert [place.stage[:7] for place in places if place is not CONTRACT] == ["stage05"] * 3
 
 
 def test_an_error_of_a_test_is_not_the_engines(capsys):
