@@ -75,7 +75,7 @@ def test_running(work, to_compute, expected):
 @pytest.mark.parametrize(("leave", "expected"), [
     pytest.param("A", "B1 C1 D4", id="when a running request leaves, the others keep their order"),
     pytest.param("DA", "B1 C1 E4", id="an aborted request leaves the queue, and the others keep their order"),
-    pytest.param("DEABC", "F4", id="all but one leave"),
+    pytest.param("DEABC", "F4", id="when all but one leave, that one runs"),
 ])  # fmt: skip
 def test_finish(work, leave, expected):
     """A, B, and C run; D, E, and F wait. leave: who leaves then, one after another"""
