@@ -95,6 +95,7 @@ def test_wrong_answer_is_refused(answer, tmp_path, monkeypatch):
     assert result.state == "failing"
     assert words, "a wrong answer needs words that it is told"
     assert words in result.message
+    assert " object at 0x" not in result.message
     assert len(result.message.splitlines()) <= 14
 
 
