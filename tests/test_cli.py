@@ -180,7 +180,7 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
         (["--prompts", "a", "--device", "cuda:42"], "cuda:42"),
         (
             ["--prompts", "fine", "word " * 3000],
-            "prompt 1: 3001 tokens leave no room for an output",
+            "prompt 2: 3001 tokens leave no room for an output",
         ),
         (["--prompts", "word " * 3000], "; --truncate-prompt-tokens N keeps only the last N tokens\n"),
         (["--prompts", "a", "--trace", "/no/such/directory/trace"], "/no/such/directory/trace"),
