@@ -61,10 +61,10 @@ def fetched(browser):
 
 
 def documents():
-    """The Markdown files and notebooks in Git, or not ignored by it."""
+    """The Markdown files and notebooks in Git, or not ignored by it, but for templates."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*.ipynb"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    return [ROOT / name for name in names if (ROOT / name).exists()]
+    return [ROOT / name for name in names if (ROOT / name).exists() and "TEMPLATE" not in name]
 
 
 def page_of(site, path):
