@@ -7,8 +7,7 @@
 A and B are directories of a stage, or REVISION:DIRECTORY of this repository. Both are loaded as packages, each makes an
 engine, and each round sends the same requests through both, A first in even rounds, B first in odd ones. Printed are
 the ratios B / A of output tokens per second, each of one round: their median and quartiles; and whether all tokens were
-the same. A busy host slows both halves of a round, so the ratio hardly moves: where rounds differ by a factor of two,
-40 rounds of half a second give quartiles of about 4%.
+the same. A busy host slows both halves of a round, so their ratio varies less than a speed does.
 
 Two pieces of advice: a round should take under a second (`--requests`), and a ratio counts only if 1.00 is outside the
 quartiles in two runs.
@@ -102,8 +101,9 @@ def main(argv: list[str] | None = None) -> int:
     add("--threads", type=int, metavar="N", help="of torch and the kernels; default: all cores")
     add("--json", type=Path, metavar="FILE", help="write the ratios, the machine and the arguments to this file")
     args = parser.parse_args(argv)
-    if args.rounds < 2:
-        parser.error(f"--rounds must be 2 or more, got {args.rounds}")
+    for name, least in (("rounds", 2), ("requests", 1), ("max_num_seqs", 1), ("threads", 1)):
+        if (value := getattr(args, name)) is not None and value < least:
+            parser.error(f"--{name.replace('_', '-')} must be {least} or more, got {value}")
     if args.threads:
         torch.set_num_threads(args.threads)
     args.max_num_seqs = args.max_num_seqs or workloads.SIZES[args.workload][1]

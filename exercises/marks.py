@@ -6,7 +6,7 @@ python -m exercises grade anna --only 2.1 2.3 milestone-4 capstone
 
 A folder is a learner's checkout, or just contains the answers' files, at any depth; of several files with the same name
 the newest counts. Every exercise has a column, and so have both parts of the capstone and each milestone at which some
-folder has an engine. Each answer is checked by pytest in a process of its own.
+folder has an engine. Pytest checks each answer in a separate process.
 """
 
 import argparse
@@ -30,7 +30,8 @@ NAMES = [*exercises(), *(f"milestone-{milestone.number}" for milestone in MILEST
 
 def newest(folder: Path) -> dict[str, Path]:
     """The answers in a folder by name: files, and directories of engines."""
-    files = [path for path in folder.rglob("*") if path.is_file() and not {"solutions", ".venv"} & set(path.parts)]
+    files = [path for path in folder.rglob("*") if not {"solutions", ".venv"} & set(path.parts)]
+    files = [path for path in files if path.is_file() and not path.is_symlink()]  # not a link to a solution
     files.sort(key=lambda path: path.stat().st_mtime)
     found = {path.name: path for path in files}
     answers = {
@@ -54,7 +55,7 @@ def command(name: str, answer: Path) -> list[str]:
 
 
 def mark(name: str, answer: Path | None) -> str:
-    """What stands in a cell: "passed", "3/7" tests passed, "failing" without a test, or "missing"."""
+    """The text of a cell: "passed", how many tests passed ("3/7"), "failing" if no test ran, or "missing"."""
     if answer is None:
         return "missing"
     with tempfile.TemporaryDirectory() as folder:
@@ -64,8 +65,9 @@ def mark(name: str, answer: Path | None) -> str:
         suite = ElementTree.parse(report).find("testsuite") if report.exists() else None
     if suite is None:  # the answer ended the process
         return "failing"
-    tests, bad = int(suite.attrib["tests"]), int(suite.attrib["failures"]) + int(suite.attrib["errors"])
-    return "passed" if tests and not bad else f"{tests - bad}/{tests}"
+    tests, failures, errors, skipped = (int(suite.attrib[key]) for key in ("tests", "failures", "errors", "skipped"))
+    good = tests - failures - errors - skipped
+    return "passed" if good and not failures + errors else f"{good}/{tests}"
 
 
 def main(argv: Sequence[str]) -> int:

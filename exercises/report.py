@@ -70,7 +70,8 @@ class Report:
         own = [(Path(entry.path), entry.lineno + 1) for entry in error.traceback if self._is_own(Path(entry.path))]
         if isinstance(error.value, SyntaxError) and error.value.filename and self._is_own(Path(error.value.filename)):
             own = [(Path(error.value.filename), error.value.lineno or 1)]
-        self.broken = when != "call" and not own  # there is no C compiler, for example
+        of_machine = error.errisinstance((OSError, ImportError, MemoryError))  # no C compiler, a full disk
+        self.broken = not own and (when != "call" or of_machine)
         if self.broken:
             return f"the check itself failed: {error.value}"
         if error.errisinstance(NotImplementedError) and own and not self.num_passed:

@@ -101,8 +101,10 @@ class Stage:
     def _alone(self, module: str, name: str) -> Any:
         """What the stage exports; before it is imported, from a module that needs no torch, without the stage's
         __init__.py, which does. The next import runs both."""
-        if self.package in sys.modules:
-            return getattr(self, name)
+        return getattr(self, name) if self.package in sys.modules else self._read_alone(module, name)
+
+    @functools.cache  # noqa: B019 (as above)
+    def _read_alone(self, module: str, name: str) -> Any:
         spec = importlib.util.find_spec(self.package)
         sys.modules[self.package] = importlib.util.module_from_spec(spec)  # pyright: ignore[reportArgumentType]
         try:

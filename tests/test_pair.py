@@ -61,9 +61,10 @@ def test_ratios_are_those_of_a_round():
     (["HEAD:no_such_stage", "stage03_kvcache"], "no_such_stage"),
     (["no_such_directory", "stage03_kvcache"], "is not an engine"),
     (["stage03_kvcache", "stage03_kvcache", "--rounds", "1"], "--rounds must be 2 or more, got 1"),
+    (["stage03_kvcache", "stage03_kvcache", "--threads", "0"], "--threads must be 1 or more, got 0"),
 ])  # fmt: skip
 def test_bad_arguments_are_one_line(arguments, words, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit, match="2"):
-        pair.main([*arguments, *FEW] if "--rounds" not in arguments else arguments)
+        pair.main([*FEW, *arguments])
     assert words in capsys.readouterr().err

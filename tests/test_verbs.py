@@ -1,5 +1,5 @@
 """The verbs of the loop and their parts, each by itself: input and result are written by hand or Hugging Face's. The
-exercises' milestones begin with these, so whoever writes an engine learns about one function at a time."""
+exercises' milestones begin with these, so that a failure is about one function."""
 
 from collections import deque
 

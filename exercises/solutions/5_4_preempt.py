@@ -45,7 +45,7 @@ MUTANTS = [
     ("the one that asks stays", POP, "youngest = running.pop(-2 if i == len(running) - 1 else -1)", "even if it is the one that needs a block"),
     ("goes from the youngest", "sequence = running[i]\n", "sequence = running[len(running) - 1 - i]\n", "the youngest goes"),
     ("frees what is needed", "num_free += youngest.num_blocks", "num_free += min(missing - num_free, youngest.num_blocks)",
-     "not only those that are needed"),
+     "not only as many as are needed"),
     ("it keeps what was computed", "youngest.num_blocks = youngest.num_computed_tokens = 0", "youngest.num_blocks = 0",
      "in the blocks that it lost"),
     ("it loses its tokens", "youngest.num_computed_tokens = 0", "youngest.num_computed_tokens = youngest.num_tokens = 0",

@@ -49,13 +49,3 @@ def test_any_requests(work):
         size, sort = choose.randint(1, 4), choose.choice([False, True])
         expected, called = slowly(prompts, outputs, size, sort), f"positions({prompts}, {outputs}, {size}, {sort})"
         assert work.positions(prompts, outputs, size, sort) == expected, called
-
-
-def test_against_the_engine(work):
-    """Stage 2's engine counts the same."""
-    from exercises.tiny import counted
-    from tools.engines import STAGES
-
-    prompts, outputs = (5, 12, 3, 9, 7, 3), (4, 2, 6, 6, 1, 9)
-    engine = counted(STAGES[1], prompts, outputs, max_num_seqs=4, sort_by_length=True)
-    assert work.positions([*prompts], [*outputs], 4, True) == (engine.computed, engine.padding)

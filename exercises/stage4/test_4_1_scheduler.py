@@ -52,7 +52,7 @@ def test_difference(work):
 
 @pytest.mark.parametrize(("to_compute", "expected"), [
     pytest.param([(1, 1, 1)], ["A1 B1 C1"], id="decodes go in the order in which they were admitted"),
-    pytest.param([(5, 1, 1)], ["B1 C1 A4"], id="running requests that decode come before those that still prefill"),
+    pytest.param([(5, 1, 1)], ["B1 C1 A4"], id="requests that decode come before requests that still prefill"),
     pytest.param([(4, 2, 1)], ["C1 A4 B1"], id="prefills go in the order in which they were admitted, not the shorter first"),
     pytest.param([(9, 2, 1)], ["C1 A5"], id="no request is scheduled for 0 tokens"),
     pytest.param([(5, 1, 1), (1, 1, 1)], ["B1 C1 A4", "A1 B1 C1"], id="a prefill keeps its place for the time when it decodes"),
@@ -95,7 +95,7 @@ def test_finish(work, leave, expected):
     pytest.param([3, 0, 1], [2, 4], id="requests may have equal fields: only the one that is aborted leaves the queue"),
 ])  # fmt: skip
 def test_equal_requests(work, leave, expected):
-    """Five requests, of which two may run. leave: the numbers of those that leave"""
+    """Five requests, two of which may run. leave: the numbers of the requests that leave"""
     scheduler, requests = work.Scheduler(2, 100), [work.Request("A", 4) for _ in range(5)]
     for request in requests:
         scheduler.add(request)

@@ -23,7 +23,7 @@ def names(sequences):
     pytest.param(((3, 1), (9, 2), (4, 1)), 0, ("AB", "C", 0), id="the youngest goes, not the oldest, and not the one that needs a block"),
     pytest.param(((8, 2), (5, 1)), 0, ("A", "B", 1), id="the youngest goes, even if it is the one that needs a block"),
     pytest.param(((5, 1), (5, 1)), 1, ("A", "B", 1), id="the oldest gets its block first"),
-    pytest.param(((5, 1), (12, 3)), 0, ("A", "B", 2), id="all blocks of a preempted sequence are free again, not only those that are needed"),
+    pytest.param(((5, 1), (12, 3)), 0, ("A", "B", 2), id="all blocks of a preempted sequence are free again, not only as many as are needed"),
     pytest.param(((17, 2), (4, 1), (4, 1), (4, 1)), 0, ("A", "BCD", 0), id="several may have to go; they are returned in order of admission"),
     pytest.param(((13, 2), (4, 1), (4, 2)), 0, ("AB", "C", 0), id="no more sequences go than necessary"),
 ])  # fmt: skip
@@ -62,7 +62,7 @@ def test_alone(work):
 
 
 def slowly(sizes, num_free, block_size):
-    """(blocks of those that run on, free blocks), giving out one block at a time; None if the last one does not fit."""
+    """(blocks of each sequence that still runs, free blocks), giving out one block at a time; None if the last one does not fit."""
     blocks, oldest = [blocks for _, blocks in sizes], 0
     while oldest < len(blocks):
         if blocks[oldest] * block_size >= sizes[oldest][0]:
@@ -92,5 +92,5 @@ def test_any_room(work):
             assert expected is None, f"no MemoryError: {case}"
             continue
         assert expected is not None, f"MemoryError: {case}"
-        assert ([s.num_blocks for s in running], left) == expected, f"blocks of those that run on, free ones: {case}"
+        assert ([s.num_blocks for s in running], left) == expected, f"blocks of each sequence that still runs, free blocks: {case}"
         assert names(running) + names(preempted) == names(given), case
