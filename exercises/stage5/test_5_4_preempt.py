@@ -92,5 +92,5 @@ def test_any_room(work):
             assert expected is None, f"no MemoryError: {case}"
             continue
         assert expected is not None, f"MemoryError: {case}"
-        assert ([s.num_blocks for s in running], left) == expected, f"blocks of each sequence that still runs, free blocks: {case}"
+        assert ([s.num_blocks for s in running], left) == expected, f"blocks of each that runs on, free blocks: {case}"
         assert names(running) + names(preempted) == names(given), case
