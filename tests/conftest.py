@@ -107,22 +107,21 @@ def pytest_sessionfinish():
 
 @pytest.fixture(scope="session", autouse=True)
 def one_tokenizer():
-    """Each stage reads the bundled tokenizer once, not for every engine: nearly all engines here have it, those of
+    """Each stage reads a tokenizer once, not for every engine: nearly all engines here have the bundled one, those of
     random checkpoints too, and reading it takes ten times as long as all else of a small one. A stage that is in
     another directory, or in another process, reads it as usual; `test_tokenizer.py` always reads it again."""
     names = ("merges.txt", "vocab.json", "added_tokens.json")
 
-    def contents(directory):
-        return [(directory / name).read_bytes() for name in names if (directory / name).is_file()]
-
-    def is_bundled(directory):
-        return contents(directory) == bundled
-
-    bundled = contents(TINYTALES)
-
     def reader(stage):
-        own = stage.part("weights").Tokenizer
-        return lambda directory: stage.tokenizer() if is_bundled(directory) else own(directory)
+        own, known = stage.part("weights").Tokenizer, {}
+
+        def read(directory):
+            files = tuple((directory / name).read_bytes() for name in names if (directory / name).is_file())
+            if files not in known:
+                known[files] = own(directory)
+            return known[files]
+
+        return read
 
     with pytest.MonkeyPatch.context() as patch:
         for stage in STAGES:

@@ -65,7 +65,7 @@ def converted(capsys, tmp_path):
 
 def greedy(stage, directory):
     llm = stage.LLM(str(directory), device="cpu")
-    params = stage.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    params = stage.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     return [output.outputs[0].token_ids for output in llm.generate(random_prompts(211, [5, 2]), params)]
 
 
