@@ -62,6 +62,10 @@ class Picture(Figure):
         with mpl.rc_context(STYLE):
             super().savefig(target, **kwargs)
 
+    def __repr__(self) -> str:
+        """Its message and its numbers, which a notebook saves with the picture."""
+        return ", ".join([self.message, *(text.get_text() for axes in self.axes for text in axes.texts)])
+
     @property
     def message(self) -> str:
         """Its titles, on one line."""
@@ -503,6 +507,26 @@ def batch_size(traces: dict[int, Sequence], limits: dict[int, float], bend: floa
     axes.set_ylabel("output tokens per second")
     axes.margins(y=0.15)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.legend()
+    return figure
+
+
+@styled
+def guesses(tokens_a_step: dict[int, float], right: float) -> Picture:
+    """Tokens per step of speculative decoding against the number of guesses.
+
+    right: the probability that a guess is right, if all before it were; the dotted line is what follows from it.
+    """
+    figure = Picture(figsize=(7, 3.4))
+    axes = figure.subplots()
+    few, many = min(tokens_a_step), max(tokens_a_step)
+    expected = {k: sum(right**i for i in range(k + 1)) for k in range(few, many + 1)}
+    axes.plot(list(tokens_a_step), list(tokens_a_step.values()), "o", color=BLUE, label="measured")
+    formula = f"1 + a + a² + … + a^K, a = {right:.2f}"
+    axes.plot(list(expected), list(expected.values()), ":", color=INK, label=formula)
+    gained = tokens_a_step[many] / tokens_a_step[few]
+    axes.set_title(f"{many // few} × the guesses give {gained:.1f} × the tokens per step")
+    axes.set(xlabel="guesses K", ylabel="tokens per step", ylim=(0, None))
     axes.legend()
     return figure
 

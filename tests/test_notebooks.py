@@ -1,5 +1,7 @@
-"""The notebooks run from top to bottom, in a quick setting; as committed, they were run in order, with pictures."""
+"""The notebooks run from top to bottom, in a quick setting; as committed, they were run in order, with pictures, and
+show what bench/results says today."""
 
+import copy
 import importlib
 import importlib.metadata
 import json
@@ -33,7 +35,8 @@ def pictures(notebook) -> int:
 
 
 def test_all_are_there():
-    assert [path.name for path in NOTEBOOKS] == ["01_throughput.ipynb", "02_batching.ipynb", "03_paging.ipynb"]
+    names = ["01_throughput", "02_batching", "03_paging", "04_guesses_and_int8"]
+    assert [path.stem for path in NOTEBOOKS] == names
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS[2:], ids=lambda path: path.stem)
@@ -66,7 +69,7 @@ def test_runs_from_top_to_bottom(path, monkeypatch):
     for cell in code_cells(fresh):
         cell.outputs, cell.execution_count = [], None
     NotebookClient(fresh, timeout=1800, kernel_name="python3", resources={"metadata": {"path": path.parent}}).execute()
-    assert pictures(fresh) == pictures(committed) >= 3
+    assert pictures(fresh) == pictures(committed) > 0
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -79,6 +82,31 @@ def test_is_committed_as_it_ran(path):
         assert output.output_type != "error"
         assert output.get("name") != "stderr", output.get("text")
     assert str(ROOT) not in path.read_text(encoding="utf-8")
+
+
+def told(outputs) -> list[str]:
+    """What outputs say in words: what is printed, and pictures by their messages and numbers."""
+    return [output.get("text") or output.data["text/plain"] for output in outputs]
+
+
+def test_what_comes_from_results_is_what_they_say():
+    """The cells that read bench/results give the committed outputs again. All other cells measure."""
+    read = [cell for path in NOTEBOOKS for cell in code_cells(nbformat.read(path, as_version=4))
+            if "bench/results" in cell.source]  # fmt: skip
+    assert read
+    start = nbformat.v4.new_code_cell("from start import plots")
+    again = nbformat.v4.new_notebook(cells=[start, *map(copy.deepcopy, read)])
+    NotebookClient(again, kernel_name="python3", resources={"metadata": {"path": ROOT / "notebooks"}}).execute()
+    for committed, cell in zip(read, again.cells[1:], strict=True):
+        assert told(committed.outputs) == told(cell.outputs), "python tools/run_notebooks.py"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_pictures_have_one_style(path):
+    """They are drawn in bench/plots.py."""
+    for cell in code_cells(nbformat.read(path, as_version=4)):
+        if any("image/png" in output.get("data", {}) for output in cell.outputs):
+            assert cell.source.splitlines()[-1].startswith("plots.")
 
 
 # --- Badges, and the first cell ---------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import re
 from itertools import pairwise
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from bench import plots, report, workloads
@@ -35,6 +36,13 @@ def percent(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"(\d+)%", text)]
 
 
+def is_whole(figure) -> bool:
+    """Whether all of a picture, its labels too, lies inside its edges."""
+    figure.draw_without_rendering()
+    drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    return min(drawn.x0, drawn.y0) >= 0 and drawn.x1 <= width and drawn.y1 <= height
+
+
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
 def test_nobody_shares_a_slot(traces, number):
     where, slots = plots.places(traces[number]), {1: 1}.get(number, 3)
@@ -47,6 +55,7 @@ def test_nobody_shares_a_slot(traces, number):
 
 def test_slots_tell_the_waste(traces):
     figure = plots.slots({"static": traces[3], "continuous": traces[4]})
+    assert is_whole(figure)
     static, continuous = percent(texts(figure))
     assert static > continuous > 0
     for axes, trace in zip(figure.axes, (traces[3], traces[4]), strict=True):
@@ -59,6 +68,7 @@ def test_slots_tell_the_waste(traces):
 
 def test_padding_is_counted(traces):
     figure = plots.padding({"stage 2": traces[2], "stage 4": traces[4]})
+    assert is_whole(figure)
     rows = [row for step in traces[2] for row in step.rows]
     wasted = sum(row.num_padding for row in rows)
     total = wasted + sum(row.num_tokens for row in rows)
@@ -69,6 +79,7 @@ def test_padding_is_counted(traces):
 
 def test_kv_memory_is_counted(traces):
     figure = plots.kv_memory({"stage 4": traces[4], "stage 5": traces[5]})
+    assert is_whole(figure)
     for axes, number in zip(figure.axes, (4, 5), strict=True):
         used = sum(step.kv_tokens_used for step in traces[number])
         reserved = sum(step.kv_tokens_reserved for step in traces[number])
@@ -80,6 +91,7 @@ def test_block_map_marks_what_is_shared(babble):
     llm = stage.traced(babble, num_blocks=20)
     llm.generate([[1] * 40], stage.SamplingParams(n=3, max_tokens=4, ignore_eos=True, seed=0))
     figure = plots.block_map(llm.trace)
+    assert is_whole(figure)
     image = figure.axes[0].images[0].get_array()
     shared = (image == plots.to_rgb(plots.INK)).all(axis=-1)
     assert shared[:, -1].sum() == 2  # two full blocks of the prompt, held by three; of the third each has its own
@@ -99,7 +111,9 @@ def test_block_map_marks_what_is_shared(babble):
 def test_ladder_compares_consecutive_engines():
     result = json.loads((ROOT / "bench/results/tail.json").read_text())
     speeds = [row["tokens_per_second"] for row in result["summary"]]
-    told = texts(plots.ladder(result))
+    figure = plots.ladder(result)
+    assert is_whole(figure)
+    told = texts(figure)
     for before, after in pairwise(speeds):
         assert f"({after / before:.2g} ×)" in told
     assert f"Stage 6 against stage 1: {speeds[-1] / speeds[0]:.2g} × faster" in told
@@ -120,12 +134,17 @@ def test_the_others_draw(traces, tmp_path):
         plots.batch_size({1: traces[1], 3: traces[3]}, {1: 1e5, 3: 1e5}, bend=2.4),
         plots.gain([(1.0, traces[3], traces[4]), (0.0, traces[3], traces[3])]),
         plots.latency({"stage 4": rows}),
+        plots.guesses({1: 1.8, 2: 2.4, 4: 3.6}, right=0.8),
     ]
     assert "stage 3, the machine's limit" in texts(pictures[0])
     assert "from 2.4 rows on" in texts(pictures[1])
     assert "p95 of the wait is 4 ×" in texts(pictures[3])
     assert "Nothing at equal lengths (1.00 ×)" in texts(pictures[2])
+    assert "4 × the guesses give 2.0 × the tokens per step" in texts(pictures[4])
+    _, formula = pictures[4].axes[0].lines
+    assert formula.get_xydata() == pytest.approx(np.array([[1, 1.8], [2, 2.44], [3, 2.952], [4, 3.3616]]))
     for i, picture in enumerate(pictures):
+        assert is_whole(picture), picture
         picture.savefig(tmp_path / f"{i}.png")
         assert (tmp_path / f"{i}.png").stat().st_size > 5_000
         assert picture._repr_png_().startswith(b"\x89PNG")
