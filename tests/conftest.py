@@ -26,7 +26,7 @@ import torch  # not earlier: it reads these when it is imported
 
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
-from tests.adapter import BATCHED, STAGES, TINYTALES, Stage, kernels_with, stages_that_change, write_checkpoint
+from tests.adapter import BATCHED, STAGES, Stage, kernels_with, stages_that_change, write_checkpoint
 from tests.own_engine import OwnEngine
 
 # Started in the background, a shell's children ignore Ctrl-C, and theirs do: the tests send it and mean it.
