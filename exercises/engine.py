@@ -31,17 +31,18 @@ def stands_in_for(directory: Path, milestone: Milestone) -> Milestone:
 
 def engine_command(directory: Path, *numbers: int) -> list[str]:
     """The arguments of pytest for these milestones' tests on an engine."""
+    from .report import LEAN  # late: it imports pytest, which not everybody has
+
     stage = stands_in_for(directory, MILESTONES[numbers[-1] - 1])
     asked = [CONTRACT] if stage is CONTRACT else [MILESTONES[number - 1] for number in numbers]
     tests = dict.fromkeys(test for milestone in asked for test in milestone.tests)
     place = ["--engine", str(directory.resolve()), "--as-stage", stage.stage[5:7].lstrip("0")]
-    how = ["-m", "not soak", "-p", "no:cacheprovider", "-p", "no:xdist", "--maxfail=1", f"--timeout={SECONDS}"]
-    return [*place, *how, f"--rootdir={ROOT}", *tests]
+    return [*place, *LEAN, "-m", "not soak", "--maxfail=1", f"--timeout={SECONDS}", f"--rootdir={ROOT}", *tests]
 
 
 def check_engine(directory: Path, numbers: Sequence[int]) -> int:
     """Run milestones' tests on an engine; prints what passes, up to the first failure. Returns the exit status."""
-    import pytest  # late: not everybody has it
+    import pytest
 
     from .engine_report import Report
 

@@ -15,9 +15,9 @@ import pytest
 SECONDS = 60  # that one test may take; a right answer takes at most five
 WIDTH = 300  # of a value that is shown
 NOISE = re.compile(r"\+ +where .* object at 0x")  # in pytest's explanation of an assertion: an object is not a case
-FLAGS = ["-o", "addopts=", "--disable-plugin-autoload", "-p", "pytest_timeout", "-p", "no:cacheprovider"]
-# Its garbage collections take longer than most checks.
-FLAGS += ["-p", "no:unraisableexception", f"--rootdir={Path(__file__).parents[1]}", f"--timeout={SECONDS}"]
+# What other plugins do, and the garbage collections of this one, takes longer than most checks.
+LEAN = ["--disable-plugin-autoload", "-p", "pytest_timeout", "-p", "no:unraisableexception", "-p", "no:cacheprovider"]
+FLAGS = ["-o", "addopts=", *LEAN, f"--rootdir={Path(__file__).parents[1]}", f"--timeout={SECONDS}"]
 
 
 @dataclass(eq=False)  # plugins are hashed

@@ -491,6 +491,7 @@ def test_a_step_that_always_fails_is_told_and_the_engine_lives(serving, small_ch
             at_rest(llm)
 
 
+@pytest.mark.covers("engine_loop.py")
 def test_an_error_between_any_two_lines_leaves_nobody_waiting(serving, small_checkpoint):
     """Of the loop, in the engine's thread: each caller gets its tokens or the error, and the engine goes on."""
     llm, loop = small_engine(serving, small_checkpoint), serving.part("engine_loop").EngineLoop
