@@ -316,9 +316,9 @@ def without_tales(row: dict) -> dict:
 
 def table(result: dict, part: str = "all") -> str:
     """What each engine's number formats cost ("engines"), and what each part of int8 costs ("parts", or "brief": only
-    the rows in BRIEF), with captions."""
+    the rows in BRIEF), with captions. "rest": the other parts, without a caption."""
     tables = [engines_table(result)] * (part in ("all", "engines"))
-    tables += [ablation_table(result, part == "brief")] * (part != "engines")
+    tables += [ablation_table(result, part)] * (part != "engines")
     return "\n\n".join(made for made in tables if made)
 
 
@@ -350,15 +350,17 @@ def row_cells(row: dict, exact: bool) -> list[str]:
     ]
 
 
-def ablation_table(result: dict, brief: bool = False) -> str:
+def ablation_table(result: dict, part: str = "parts") -> str:
     if not result.get("ablation"):
         return ""
     titles = ["rounded to int8", "bits per byte", "increase over float32", "same best token", "KL, nats"]
     rows = [
         [row["what"], *row_cells(row, row["what"] == "float32")]
         for row in result["ablation"]
-        if not brief or row["what"] in BRIEF
+        if part not in ("brief", "rest") or (row["what"] in BRIEF) == (part == "brief")
     ]
+    if part == "rest":
+        return grid(titles, rows)
     alone = {row["what"].split("`")[1]: row["kl"] for row in result["ablation"] if "only `" in row["what"]}
     kind = max(alone, key=lambda name: alone[name], default="")
     own = [one for one in result["outliers"] if one["matrix"].endswith(kind)]
