@@ -368,7 +368,8 @@ def ablation_table(result: dict, brief: bool = False) -> str:
     return grid(titles, rows) + (
         f"\n\nSimulated in torch with stage 1's modules, {result['simulated']} held-out tales. {of_128}"
         f"{costs_most} spread most in `{worst['matrix']}`: the largest number is {worst['largest']:.3g} in column "
-        f"{worst['column']}, {worst['second']:.3g} in the second-largest column, and {worst['median']:.3g} in the median one."
+        f"{worst['column']}, {worst['second']:.3g} in the second-largest column, and {worst['median']:.3g} in the "
+        "median one."
     )
 
 
