@@ -315,8 +315,8 @@ def without_tales(row: dict) -> dict:
 
 
 def table(result: dict, part: str = "all") -> str:
-    """What each engine's number formats cost ("engines"), and what each part of int8 costs ("parts", or "brief": only
-    the rows in BRIEF), with captions."""
+    """What each engine's number formats cost ("engines"), and what each part of int8 costs ("brief": only the rows in
+    BRIEF), with captions."""
     tables = [engines_table(result)] * (part in ("all", "engines"))
     tables += [ablation_table(result, part == "brief")] * (part != "engines")
     return "\n\n".join(made for made in tables if made)
@@ -364,11 +364,12 @@ def ablation_table(result: dict, brief: bool = False) -> str:
     own = [one for one in result["outliers"] if one["matrix"].endswith(kind)]
     worst = max(own, key=lambda one: one["largest"] / one["median"])
     costs_most = f"`{kind}` costs the most by itself. Its activations" if kind else "Activations"
+    of_128 = "" if brief else "Only in `mlp.c_proj` is a row longer than a group of 128. "
     return grid(titles, rows) + (
-        f"\n\nSimulated in torch with stage 1's modules, {result['simulated']} held-out tales. Rows have 120 numbers, "
-        f"those of `mlp.c_proj` 480, so in the other matrices a group of 128 is the whole row. {costs_most} spread "
-        f"most in `{worst['matrix']}`: the largest number is {worst['largest']:.3g} in column {worst['column']}, "
-        f"{worst['second']:.3g} in the second-largest column, and {worst['median']:.3g} in the median one."
+        f"\n\nSimulated in torch with stage 1's modules, {result['simulated']} held-out tales. {of_128}"
+        f"{costs_most} spread most in `{worst['matrix']}`: the largest number is {worst['largest']:.3g} in column "
+        f"{worst['column']}, {worst['second']:.3g} in the second-largest column, and {worst['median']:.3g} in the "
+        "median one."
     )
 
 

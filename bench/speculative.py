@@ -37,8 +37,8 @@ DRAFT = "tinytales-draft"
 TOKENS = 128
 COUNTS = (1, 4, 32)
 BRIEF = (
-    ("tales", "stage 6"), ("tales", "prompt lookup"), ("tales", "draft model"), ("quote", "prompt lookup"),
-    ("list", "prompt lookup"),
+    ("tales", "stage 6"), ("tales", "prompt lookup"), ("tales", "draft model"), ("list", "prompt lookup"),
+    ("list", "draft model, 8"),
 )  # fmt: skip
 FIXED = (1, 2, 4, 8, 16)
 OPENINGS = (
