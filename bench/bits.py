@@ -48,6 +48,7 @@ VARIATIONS = {
     "preempted": Variation({"num_blocks": 34}),
     "blocks of 32": Variation({"block_size": 32}, together=False),
 }
+BRIEF = ("in a batch", "by one thread", "64 tokens a step", "found in the prefix cache", "preempted")
 
 
 def requests_of(stage: Stage, vocab_size: int, most: int) -> list[tuple]:
@@ -129,9 +130,12 @@ def cell(measured: dict | None) -> str:
     return text + (f"; {measured['lost']} lost" if measured["lost"] else "")
 
 
-def table(result: dict) -> str:
-    columns = result["columns"]
-    rows = [[name, *(cell(own[name]) for own in columns.values())] for name in VARIATIONS]
+def table(result: dict, part: str = "") -> str:
+    """A row per change, a column per stage and dtype. "brief": only the rows in BRIEF, without float16."""
+    shown, columns = VARIATIONS, result["columns"]
+    if part == "brief":
+        shown, columns = BRIEF, {name: own for name, own in columns.items() if not name.endswith(" float16")}
+    rows = [[name, *(cell(own[name]) for own in columns.values())] for name in shown]
     return grid(["what changes", *columns], rows) + (
         f"\n\nLogits that differ, of those compared, and by how much at most; {result['model']} with random weights; "
         f"{source(result)}"
