@@ -216,8 +216,8 @@ GET = b"GET /health HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 ELSEWHERE = CHUNKED.replace(b"/v1/completions", b"/nothing")
-LATE, LONG = (400, "was not complete after 1 seconds"), (400, "The URL, headers or trailers have over 16,384 bytes")
-WRONG, BODY = (400, "Invalid HTTP request"), (413, "the body is longer than 1,048,576 bytes (--max-body-bytes)")
+LATE, LONG = (400, "was not complete after 2 seconds"), (400, "The URL, headers or trailers have over 16,384 bytes")
+WRONG, BODY = (400, "Invalid HTTP request"), (413, "the body is longer than 50,000 bytes (--max-body-bytes)")
 FINE = (200, "")
 
 
@@ -233,8 +233,8 @@ BAD = {  # what a client sends, in parts, and the answers until its connection e
     "a part of the headers": ([b"GET /health HTTP/1.1\r\nHo"], [LATE]),
     "a part of the body": ([POST + b"Content-Length: 999\r\n\r\n{"], [LATE]),
     "a part of a chunk": ([CHUNKED + b"9\r\n{"], [LATE]),
-    "headers byte by byte": ([GET, *[b"x"] * 200], None),
-    "a body byte by byte": ([POST + b"Content-Length: 999\r\n\r\n", *[b" "] * 200], None),
+    "headers byte by byte": ([GET, *[b"x"] * 300], None),
+    "a body byte by byte": ([POST + b"Content-Length: 999\r\n\r\n", *[b" "] * 300], None),
     "an answered request": ([GET + b"\r\n"], [FINE]),
     "a part after the answer": ([GET + b"Content-Length: 999\r\n\r\n{"], [FINE]),
     # Size.
@@ -245,8 +245,8 @@ BAD = {  # what a client sends, in parts, and the answers until its connection e
     "headers that end": ([GET + b"a: b\r\n" * 2**12 + b"\r\n"], None),
     "a chunk's extension": (up_to(HEAD_BYTES + 1, CHUNKED + b"1;", b"a"), [LONG]),
     "trailers": (up_to(HEAD_BYTES + 4, CHUNKED + b"0\r\n", b"a: b\r\n"), [LONG]),
-    "a body": ([POST + b"Content-Length: 2000000\r\n\r\n" + b" " * 2_000_000], [BODY]),
-    "a body in chunks": ([CHUNKED + b"40000\r\n%b\r\n" % (b" " * 2**18) * 5 + b"0\r\n\r\n"], [BODY]),
+    "a body": ([POST + b"Content-Length: 60000\r\n\r\n" + b" " * 60_000], [BODY]),
+    "a body in chunks": ([CHUNKED + b"4000\r\n%b\r\n" % (b" " * 2**14) * 4 + b"0\r\n\r\n"], [BODY]),
     # Number.
     "requests sent ahead": ([(GET + b"\r\n") * 20], [FINE] * 20),
     # What is no request.
@@ -301,7 +301,7 @@ def test_what_bad_clients_get(tales, caplog):
             return read_all(one)
 
     with (
-        listening(limited(tales, idle_seconds=1), close=False) as (_, port),
+        listening(limited(tales, idle_seconds=2, max_body_bytes=50_000), close=False) as (_, port),
         ThreadPoolExecutor(len(BAD)) as clients,
     ):
         said = clients.map(talk, [parts for parts, _ in BAD.values()])
