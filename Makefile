@@ -1,4 +1,4 @@
-# make demo: a story.  make test: the tests.  make soak: those that take long; one needs nginx.  make clients: other
+# make demo: a story.  make test: the tests.  make soak: those that take long.  make clients: other
 # people's programs against the server; make clients-all: all of them, which takes long.  make scaleout: batch runs on
 # Ray.  make test-browser: the pages of replay and the site, in Chromium.  make test-arm: the kernels by other
 # compilers, for ARM in an emulator.  make test-cuda: the stages on a GPU.  make notebooks: run them again.  make site:

@@ -272,28 +272,6 @@ def type_of_numbers(dtype: Any, int8: bool) -> str:
     return str(dtype).removeprefix("torch.") + (", weights in int8" if int8 else "")
 
 
-def count_tokens(llm: Any, tell: Callable[[int], None]) -> None:
-    """Report after each step, in the engine's thread, the sum of the prompt tokens that it computed and the tokens that
-    it generated."""
-    counts = []
-
-    def commit(commit: Callable, batch: Any, *arguments: Any) -> list[Any]:
-        updated = commit(batch, *arguments)
-        # Each token is counted when it has gone through the model; so a prompt's last step counts one more.
-        counts.append(sum(row.num_tokens for row in batch.rows))
-        counts.append(sum(len(request.output_token_ids) == 1 for request in updated))
-        return updated
-
-    def step(step: Callable, *arguments: Any) -> list[Any]:
-        counts.clear()
-        updated = step(*arguments)
-        tell(sum(counts))
-        return updated
-
-    wrap(llm.engine, "commit", commit)
-    wrap(llm.engine, "step", step)
-
-
 def limit_threads(stage: Stage, llm: Any) -> None:
     """Let each step use as many threads as other programs leave free cores. From stage 6 on the runner does so
     itself."""

@@ -467,17 +467,18 @@ def test_the_lever_for_blocks_works_with_any_pool(stage, num_blocks, small_check
 
     async def go(app):
         async with Onlooker(app) as onlooker:
-            long = [ask_async(app, "/v1/completions", body([1] * 10, max_tokens=20)) for _ in range(12)]
-            long = asyncio.gather(*long)
+            bodies = [body([1] * 10, max_tokens=20 if i == 0 else 10) for i in range(12)]
+            asked = asyncio.gather(*(ask_async(app, "/v1/completions", one) for one in bodies))
             running = app.service.engine.llm.engine.scheduler.running
             with held_while(app, lambda: any(request.output_token_ids for request in running)):
                 await until(lambda: onlooker.tokens())
                 response = await ask_async(app, "/live/levers", {"num_blocks": 1})
             assert response.json()["num_blocks"] == {"now": 8, "low": 8, "high": num_blocks}  # 10 + 20 - 1 tokens
-            (answer,) = {answer.json()["choices"][0]["text"] for answer in await long}
+            longest, *others = [answer.json()["choices"][0]["text"] for answer in await asked]
+            assert len({*others}) == 1
             await until(lambda: onlooker.now[-1]["levers"]["num_blocks"]["low"] == 1)
             check_trace(onlooker)
-            return answer
+            return longest
 
     with shown(stage, small_checkpoint, num_blocks=num_blocks, block_size=4, watermark=0.1) as app:
         manager = app.service.engine.llm.engine.block_manager

@@ -477,8 +477,10 @@ def test_no_more_logprobs_than_asked_for(tales):
     """`prompt_logprobs` gives five likely tokens for each of the prompt's; with the echo there is one."""
     fields = {"prompt": "Once upon a time", "max_tokens": 2, "echo": True, "logprobs": 1, "seed": 1}
     expected = complete(tales, **fields)["choices"][0]["logprobs"]
-    assert complete(tales, **fields, prompt_logprobs=5)["choices"][0]["logprobs"] == expected
+    (choice,) = complete(tales, **fields, prompt_logprobs=5)["choices"]
+    assert choice["logprobs"] == expected
     assert all(len(top) <= 2 for top in expected["top_logprobs"][1:])
+    assert all(len(entries) >= 5 for entries in choice["prompt_logprobs"][1:])
 
 
 def test_the_larger_of_echo_and_prompt_logprobs(tales):
@@ -1100,23 +1102,15 @@ def test_metrics_add_up_to_the_requests(stage, small_checkpoint):
         assert metrics["e2e_request_latency_seconds_count", None] == 6
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             assert metrics[name, None] == 0
-        for name in ("queue", "prefill", "decode", "inference"):
+        for name in ("queue", "prefill", "decode"):
             assert metrics[f"request_{name}_time_seconds_count", None] == 6
-        sums = {name: metrics[f"request_{name}_time_seconds_sum", None] for name in ("prefill", "decode", "inference")}
-        assert sums["inference"] == pytest.approx(sums["prefill"] + sums["decode"])
-        assert sums["prefill"] > 0
-        e2e = metrics["e2e_request_latency_seconds_sum", None]
-        assert sums["inference"] + metrics["request_queue_time_seconds_sum", None] == pytest.approx(e2e, rel=0.2)
+        sums = [metrics[f"request_{name}_time_seconds_sum", None] for name in ("queue", "prefill", "decode")]
+        assert min(sums) > 0
+        assert sum(sums) == pytest.approx(metrics["e2e_request_latency_seconds_sum", None], rel=0.2)
         # Of two prompts at once twice, one streamed, one stopped by its first token.
         assert metrics["request_prompt_tokens_sum", None] == 79
         assert metrics["request_generation_tokens_sum", None] == 18
-        assert metrics["request_params_max_tokens_sum", None] == 2 * 2 + 2 * 5 + 3 + 9
-        assert (metrics["request_params_n_count", None], metrics["request_params_n_sum", None]) == (6, 6)
         assert metrics["request_time_per_output_token_seconds_count", None] == 5
-        computed = metrics.get(("request_prefill_kv_computed_tokens_sum", None), 79)
-        assert metrics["iteration_tokens_total_sum", None] == computed + 18
-        # Two prompts may begin in different steps.
-        assert 2 + 5 + 3 + 1 <= metrics["iteration_tokens_total_count", None] <= 2 * 2 + 2 * 5 + 3 + 1
         if stage >= 5:
             cached = sum(usage["usage"]["prompt_tokens_details"]["cached_tokens"] for usage in usages)
             assert metrics["prefix_cache_queries_total", None] == 79
@@ -1495,7 +1489,7 @@ def test_a_request_that_leaves_starts_nothing_more(monkeypatch):
         job = service.job({"model": "tales", "prompt": "Once", "n": 6, "max_tokens": 20, "ignore_eos": True})
         async with Run(service, job) as run:
             await service.whole(run)
-        waited = sorted(run._meter._waited.values())
+        waited = sorted(choice.waited for choice in run._meter.choices)
         assert len(waited) == 6
         assert waited[1] < 0.1 * waited[-1]  # two have seats at once, and the last waits for two generations
         name = "vllm:request_queue_time_seconds_sum"

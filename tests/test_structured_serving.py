@@ -128,18 +128,18 @@ def test_the_end_comes_while_forms_are_compiled(monkeypatch):
     compiled, release = [], threading.Event()
     monkeypatch.setattr(FormCheck, "compile", lambda *form: compiled.append(form) or "")
     with serving(6, "tinytales") as app:
-        lane = app.service.lanes._forms
-        lane.submit(release.wait)  # as if it took long to compile
+        compiler = app.service.compiler
+        compiler.submit(release.wait)  # as if it took long to compile
         with listening(app) as (_, port):
             clients = [connect(port) for _ in range(5)]
             for i, client in enumerate(clients):
                 form = {"guided_json": {"type": "integer", "multipleOf": 16777213 + i}}
                 client.sendall(request(**form, ignore_eos=False))
-            wait_until(lambda: lane._work_queue.qsize() == len(clients))
+            wait_until(lambda: compiler._work_queue.qsize() == len(clients))
             start = time.monotonic()
         assert time.monotonic() - start < 20  # two seconds after the grace, and a lot for a busy machine
         release.set()
-        lane.submit(int).result(timeout=60)  # after all of them
+        compiler.submit(int).result(timeout=60)  # after all of them
         assert compiled == []
         for client in clients:
             client.close()

@@ -7,6 +7,6 @@
                                              AsyncLLM: the engine's thread
 
 A stream sends pieces of choices as they come, and a whole answer is all of them put together, so the two can't differ.
-`server.py` starts and ends all of this. `connection.py`, `reading.py`, `feed.py` and `lanes.py` keep one client from
-holding up the others; `live.py`, `levers.py` and `page.py` are the page that shows the engine.
+`server.py` starts and ends all of this. `connection.py` limits what a client may send, and `feed.py` lets calls take
+turns; `live.py`, `levers.py` and `page.py` are the page that shows the engine.
 """

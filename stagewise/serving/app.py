@@ -27,16 +27,15 @@ from ..openai.errors import APIError, bad_request
 from ..openai.fields import IDLE, TEXT, TURNS, Field, Fields, flag
 from ..openai.forms import may_have_form
 from ..openai.job import Job, check_length, check_model
+from .connection import CLIENT_GONE, parse_json, read_body
 from .events import JSON, Answer, error_response
 from .levers import Levers
 from .live import Recorder, Viewer, asked_as, first_step
 from .page import make_page, policy, replay_page
-from .reading import CLIENT_GONE, read_json
 from .service import Run, Service
 
 T = TypeVar("T")
 MAX_VISITORS = 64  # of the page, at once
-METRICS = 2**15  # bytes, roughly
 REQUEST_ID = re.compile(rb"[!-~]{1,200}")  # of a client's id, which is returned in a header
 HERE = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d*)?")  # names that a browser on this machine uses for it
 CHATS = "/v1/chat/completions"
@@ -265,8 +264,7 @@ class App:
         return JSON({"version": __version__, "stage": self.service.stage.number})
 
     async def metrics(self, request: Request) -> Response:
-        text = await self.service.lanes.do(METRICS, self.service.metrics.text)
-        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(self.service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def index(self, request: Request) -> Response:
         return HTMLResponse(self.html, headers={"content-security-policy": policy(self.html)})
@@ -279,7 +277,7 @@ class App:
         """A replay of one step, to which the page adds the steps that it has."""
         if (opening := self.recorder.opening) is None:
             raise APIError(404, "nothing has run yet")
-        return await self.service.lanes.do(len(opening[1]), lambda: HTMLResponse(replay_page(first_step(*opening))))
+        return await self.service.aside(len(opening[1]), lambda: HTMLResponse(replay_page(first_step(*opening))))
 
     def _now(self) -> dict:
         return {"levers": self.levers.read(), "visitors": len(self._visits), "failed": self.service.failed}
@@ -287,7 +285,7 @@ class App:
     async def move_levers(self, request: Request) -> Response:
         if request.method == "GET":
             return JSON(self.levers.read())
-        moved = await self._read(request, self.levers.move)
+        moved = await asyncio.to_thread(self.levers.move, await self._read(request, dict))
         self.service.feed.hand_out()  # there may be more seats
         return JSON(moved)
 
@@ -311,9 +309,13 @@ class App:
         return await self._read(request, lambda body: self.service.job(body, chat=chat))
 
     async def _read(self, request: Request, make: Callable[[dict], T]) -> T:
-        """The result of `make` for a body's fields, in a thread."""
-        size, fields = await read_json(request, self.limits, self.service.lanes)
-        return await self.service.lanes.do(size, lambda: make(fields), has_form=may_have_form(fields))
+        """The result of `make` for a body's fields."""
+        service, body = self.service, await read_body(request, self.limits.max_body_bytes)
+        try:
+            fields = await service.aside(len(body), lambda: parse_json(body, self.limits.max_json_values))
+            return await service.aside(len(body), lambda: make(fields), has_form=may_have_form(fields))
+        except RecursionError:
+            raise bad_request("the body is not valid JSON: it is nested too deeply") from None
 
 
 async def no_route(request: Request, error: HTTPException) -> Response:

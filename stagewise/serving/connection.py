@@ -1,24 +1,66 @@
-"""A client's connection, with limits of size, number and time."""
+"""What a connection may send, in size, number and time:
+
+    URL, headers, trailers     HEAD_BYTES, by h11
+    a body                     --max-body-bytes, by `read_body`; uvicorn reads 64 KB ahead
+    requests sent ahead        wait until the ones before are answered: uvicorn stops reading
+    an answer                  waits while 64 KB of it are not read: uvicorn stops writing
+    connections                --max-connections, then uvicorn answers 503; but one that waits for its client makes room
+    new connections            BACKLOG, by the system, until they are accepted
+    time                       --idle-seconds: of silence, and for sending a request, by `check_time`
+
+What one request may ask for is in ../openai/limits.py.
+"""
 
 import asyncio
+import json
+from typing import Any
 
 import h11
+from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-TURN = 2**10  # bytes of one client that are parsed before others have their turn
+from ..openai.errors import APIError, bad_request
+from ..openai.limits import Limits
+from ..strict_json import no_duplicates
+
+HEAD_BYTES = 2**14
+TURN = 2**10  # bytes of one client that are read before others have their turn
+BACKLOG = 128
+OTHER_FILES = 512  # of this process, and connections that are accepted before others are closed: 3 times BACKLOG
+CLIENT_GONE = 499  # in the log, if nothing was sent; nginx's status for this
+
+
+def settings(limits: Limits) -> dict[str, Any]:
+    """uvicorn's settings. Its other parser, httptools, keeps headers and requests sent ahead without a limit."""
+    return {
+        "http": Connection,
+        "h11_max_incomplete_event_size": HEAD_BYTES,
+        "limit_concurrency": limits.max_connections + 1,  # uvicorn refuses from this number on
+        "timeout_keep_alive": limits.idle_seconds,
+        "backlog": BACKLOG,
+    }
+
+
+def raise_file_limit(max_connections: int) -> None:
+    """Let this process open a file for each connection. Raises ValueError if the system doesn't."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows, which has no such limit
+        return
+    needed = max_connections + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    except (OSError, ValueError):
+        message = f"--max-connections {max_connections} needs {needed:,} open files, and the system allows {hard:,}"
+        raise ValueError(f"{message}: lower the one, or raise the other (ulimit -n)") from None
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """A connection, whose HTTP h11 reads.
-
-    Size: h11 keeps at most 16 kB of an incomplete head, and parses one request at a time; while that is answered,
-    nothing more is read. uvicorn pauses reading at 64 kB of a body, and pauses the answer at 64 kB that the client has
-    not read. (uvicorn's other parser, httptools, keeps headers and pipelined requests without a limit.)
-
-    Number: when there are too many, the one that has waited longest for its client is closed.
-
-    Time: a request must be complete `timeout_keep_alive` seconds after its first byte, and that must come as long after
-    the connection began, or after the last answer.
+    """uvicorn's connection, with two more limits: it makes room for others while it waits for its client, and a request
+    must be complete in time.
 
     Attributes:
         since: when it began to wait for its client.
@@ -35,14 +77,6 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
                 self.connections.discard(longest)
                 longest.transport.abort()
 
-    def get_buffer(self, sizehint: int) -> bytearray:
-        return self._part
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
-            self.since = self.loop.time()  # a request begins
-        self.data_received(bytes(self._part[:nbytes]))
-
     @property
     def is_asked(self) -> bool:
         """Whether a complete request is being answered."""
@@ -53,10 +87,16 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         """For its client, to send a request or to read the answer."""
         return not self.is_asked or self.flow.write_paused
 
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._part
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            self.since = self.loop.time()  # a request begins
+        self.data_received(bytes(self._part[:nbytes]))
+
     def on_response_complete(self) -> None:
         self.since = self.loop.time()
-        if self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:
-            self.transport.close()  # requests that are sent ahead
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -72,8 +112,49 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
+        if len(self.conn.trailing_data[0]) > HEAD_BYTES:
+            msg = f"The URL, headers or trailers have over {HEAD_BYTES:,} bytes."
         if self.cycle is not None:
             self.cycle.disconnected = True  # the app must not answer, too
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         self.transport.close()  # what follows an answer is no request
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """A body of at most `limit` bytes; uvicorn drops the rest of a longer one. Raises APIError for what is refused."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # another site's page may send other types without permission
+        raise APIError(415, f"the Content-Type must be application/json, got {kind!r:.80}")
+    too_long = APIError(413, f"the body is longer than {limit:,} bytes (--max-body-bytes)", code="body_too_large")
+    told = request.headers.get("content-length", "")
+    if told.isdecimal() and int(told) > limit:
+        raise too_long
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > limit:
+                raise too_long
+    except ClientDisconnect:
+        raise APIError(CLIENT_GONE, "the client has left") from None
+    return bytes(body)
+
+
+def parse_json(raw: bytes, most: int) -> dict:
+    """The fields of a body. Raises APIError unless it is one object of strict JSON, with each key once, and about
+    `most` values: commas inside texts count too, because a parser can't be interrupted."""
+    if (num_values := sum(map(raw.count, (b",", b"[", b"{")))) > most:
+        what = f"the body has about {num_values:,} JSON values"
+        raise APIError(413, f"{what}; the limit is {most:,} (--max-json-values)")
+    try:
+        body = json.loads(raw.decode("utf-8"), parse_constant=no_constant, object_pairs_hook=no_duplicates)
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError too
+        raise bad_request(f"the body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise bad_request(f"the body must be a JSON object, got {body!r:.80}")
+    return body
+
+
+def no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -11,8 +11,7 @@ from starlette.types import Receive, Scope, Send
 from .. import strict_json
 from ..openai.errors import APIError
 from ..openai.job import Job
-from .lanes import SMALL
-from .service import Run, Service
+from .service import SMALL, Run, Service
 
 AT_ONCE = 16  # items of a list that become JSON in one piece
 DONE = b"data: [DONE]\n\n"

@@ -15,9 +15,11 @@ from ..resolve import generation_defaults, readable
 from ..stages import Stage, end_tokens, limit_threads
 from ..structured_outputs import vocabulary
 from .app import App
-from .lanes import SWITCH_SECONDS
-from .server import Server, listen, raise_file_limit, url
+from .connection import raise_file_limit
+from .server import Server, listen, url
 from .service import Service
+
+SWITCH_SECONDS = 0.0005  # after which Python switches to a waiting thread, which is often the engine's
 
 
 def serve(stage: Stage, args: argparse.Namespace) -> None:

@@ -10,11 +10,9 @@ from typing import Any, NoReturn
 import uvicorn
 
 from .app import App
-from .connection import Connection
+from .connection import BACKLOG, settings
 
 TOLD_SECONDS = 1  # to tell clients that their requests were aborted
-BACKLOG = 128  # connections that the system may queue until they are accepted
-OTHER_FILES = 512  # of this process, and connections that are accepted before others are closed: 3 times BACKLOG
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -35,23 +33,6 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def raise_file_limit(max_connections: int) -> None:
-    """Let this process open a file for each connection. Raises ValueError if the system doesn't."""
-    try:
-        import resource
-    except ModuleNotFoundError:  # Windows, which has no such limit
-        return
-    needed = max_connections + OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    except (OSError, ValueError):
-        message = f"--max-connections {max_connections} needs {needed:,} open files, and the system allows {hard:,}"
-        raise ValueError(f"{message}: lower the one, or raise the other (ulimit -n)") from None
-
-
 def url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -65,15 +46,10 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: App, grace: float):
-        limits: dict[str, Any] = {
-            "limit_concurrency": app.limits.max_connections + 1,  # uvicorn refuses from this number on
-            "timeout_keep_alive": app.limits.idle_seconds,
-            "backlog": BACKLOG,
-            "timeout_graceful_shutdown": 1,
-        }
-        unused: dict[str, Any] = {"log_config": None, "access_log": False, "proxy_headers": False, "lifespan": "off"}
-        level = "warning" if app.log else "error"  # a warning is about a request
-        super().__init__(uvicorn.Config(app, http=Connection, ws="none", log_level=level, **limits, **unused))
+        more: dict[str, Any] = {"log_config": None, "access_log": False, "proxy_headers": False, "lifespan": "off"}
+        more |= {"ws": "none", "timeout_graceful_shutdown": 1, **settings(app.limits)}
+        # A warning is about a request.
+        super().__init__(uvicorn.Config(app, log_level="warning" if app.log else "error", **more))
         self.app, self.grace = app, grace
 
     def handle_exit(self, sig: int, frame: object) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,10 +19,9 @@ from ..openai.errors import RETRY, APIError, bad_request
 from ..openai.job import Job, Served, chat_job, completion_job, field_of, too_long
 from ..stages import core_of
 from .feed import Feed
-from .lanes import SMALL, Lanes
 from .metrics import Meter, Metrics
 
-AT_ONCE = 16  # completions that are started, or aborted, before other work has its turn
+SMALL = 2**13  # bytes of JSON, which take some milliseconds
 TOKEN_BYTES = 64  # of a token or a log-probability in JSON, roughly
 PROMPT_TOKEN_BYTES = 96  # the same for a prompt's
 T = TypeVar("T")
@@ -60,8 +60,6 @@ class Run:
                 task = asyncio.create_task(self._follow(index))
                 task.add_done_callback(self._news.put_nowait)
                 self._tasks.append(task)
-                if index >= AT_ONCE:
-                    await asyncio.sleep(0)
             await asyncio.sleep(0)  # each task runs up to its first wait: by then it is submitted, refused, or waits
             for task in self._tasks:
                 if task.done():
@@ -74,19 +72,12 @@ class Run:
 
     async def __aexit__(self, *_: object) -> None:
         """Completions that have not ended are aborted: leaving `generate` does that."""
+        for task in self._tasks:
+            task.cancel()
         try:
-            # The last first: a seat that is given back must not start another completion of this job.
-            for i, task in enumerate([one for one in reversed(self._tasks) if not one.done()]):
-                task.cancel()
-                if i >= AT_ONCE:
-                    await asyncio.sleep(0)
-        finally:  # even if this is cancelled
-            for task in self._tasks:
-                task.cancel()
-            try:
-                await asyncio.gather(*self._tasks, return_exceptions=True)
-            finally:  # even if this is cancelled, as when the client leaves right after the last chunk
-                self._meter.close()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:  # even if this is cancelled, as when the client leaves right after the last chunk
+            self._meter.close()
 
     async def _follow(self, index: int) -> None:
         """Run a choice, which is a request for one completion, and pass its events on."""
@@ -194,14 +185,16 @@ class Service(Served):
     """An engine that answers OpenAI's requests.
 
     Attributes:
-        lanes: threads for slow work.
+        worker: a thread for what is large. Two would not be faster: Python runs one at a time.
+        compiler: a thread for requests with structured output, whose form may take a second to compile.
     """
 
     def __post_init__(self):
         super().__post_init__()
         self.num_places = self.limits.max_queue_size + self.engine.llm.config.max_num_seqs
         self.metrics = Metrics(self.stage, self.engine, self.model_name)
-        self.lanes, self.created = Lanes(), int(time.time())
+        self.worker, self.compiler = ThreadPoolExecutor(1, "worker"), ThreadPoolExecutor(1, "compiler")
+        self.created = int(time.time())
         self.feed = Feed(self._num_seats)
 
     def _num_seats(self) -> int:
@@ -242,7 +235,7 @@ class Service(Served):
         return {"tokenizer_class": "GPT2Tokenizer", **names, **switches, **more, "chat_template": template}
 
     def job(self, body: dict, *, chat: bool = False) -> Job:
-        """A body as a checked job. Call this in a thread: tokenizing long texts takes time.
+        """A body as a checked job. Call this by `aside`: tokenizing long texts takes time.
 
         Raises APIError if something is wrong with it; then nothing runs.
         """
@@ -306,10 +299,12 @@ class Service(Served):
         more = await self.aside(run.prompt_size(0), lambda: run.of_prompt(0)) if run.job.chat else {}
         return {**run.answer(made), "usage": run.usage(), **more}
 
-    async def aside(self, size: int, work: Callable[[], T]) -> T:
-        """The result of `work`, done in a lane if it makes so much JSON that others would have to wait."""
-        if size > SMALL:
-            return await self.lanes.do(size, work)
+    async def aside(self, size: int, work: Callable[[], T], *, has_form: bool = False) -> T:
+        """The result of `work`, in a thread if it takes so long that others would have to wait. size: roughly the bytes
+        of JSON that it reads or writes."""
+        if has_form or size > SMALL:
+            thread = self.compiler if has_form else self.worker
+            return await asyncio.get_running_loop().run_in_executor(thread, work)
         await asyncio.sleep(0)
         return work()
 
