@@ -24,7 +24,8 @@ from .request import Request
 
 
 class Row(NamedTuple):
-    """A request's part of a step: how many of its tokens are computed. If none is left (`ready`), it gets a new one."""
+    """A request's part of a step: how many of its tokens are computed. `ready`: this step computes the request's last
+    missing token, so a new one can be sampled."""
 
     request: Request
     num_tokens: int
@@ -97,12 +98,12 @@ class Scheduler:
         return rows
 
     def _take(self, request: Request) -> Row:
-        """As many of a request's tokens as the budget has room for. If some are left, the budget is used up."""
+        """As many of a request's tokens as fit into the budget. If tokens remain uncomputed, the budget is spent."""
         num_tokens = request.num_new_tokens
         if self.enable_chunked_prefill:
-            num_tokens = request.num_fitting(self.budget)
+            num_tokens = min(num_tokens, max(1, self.budget // request.token_cost))
         ready = num_tokens == request.num_new_tokens
-        self.budget = self.budget - request.cost(num_tokens) if ready else 0
+        self.budget = self.budget - num_tokens * request.token_cost if ready else 0
         return Row(request, num_tokens, ready)
 
     def _cache_blocks(self, row: Row) -> None:

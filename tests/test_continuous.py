@@ -157,8 +157,7 @@ class FakeRequest:
         self.num_new_tokens = self.num_tokens = prompt_len
         self.slot, self.state = None, None
         self.token_ids, self.rank, self.index, self.first_scheduled_time = self.prompt_token_ids, None, 0, None
-        self.num_cacheable, self.cost = prompt_len - 1, lambda num_tokens: num_tokens
-        self.num_fitting = lambda budget: min(prompt_len, budget)
+        self.num_cacheable, self.token_cost = prompt_len - 1, 1
 
 
 def order_of_admission(stage, requests, policy, arrive_every=0):
