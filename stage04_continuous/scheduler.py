@@ -69,9 +69,8 @@ class Scheduler:
         1. Running requests take their tokens.
         2. Waiting requests are admitted in order, while there are slots and tokens.
 
-        Every running request takes its tokens before any is admitted, so there are never more running requests than
-        tokens in a step, and every decode gets its token. A prompt that is cut takes all tokens that are left, so no
-        request is admitted after it: it stays last, and never delays the tokens of others.
+        Running requests come first, so every decode gets its token. A prompt that is cut takes all tokens that are
+        left, so none is admitted after it.
         """
         self.num_steps += 1
         self.budget, rows = self.max_num_batched_tokens, []

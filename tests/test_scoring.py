@@ -3,6 +3,7 @@ model, however the prompt is cut up."""
 
 import asyncio
 import copy
+import itertools
 import math
 import pickle
 
@@ -287,6 +288,8 @@ def test_what_a_token_costs(stage):
     scheduler = stage.part("scheduler").Scheduler(*memory, 1, 99, "fcfs", True)
     asked = stage.SamplingParams(prompt_logprobs=0)
     plain, scored = (stage.make_request(params, range(10)) for params in (stage.SamplingParams(), asked))
+    for manager, request in itertools.product(memory, (plain, scored)):
+        manager.allocate(request)
 
     def take(request, budget):
         """How many of a request's tokens a step takes, and what is then left of its budget."""
