@@ -17,7 +17,7 @@ class Batch:
     """The tokens of all requests of a step one after another, without padding.
 
     Attributes:
-        token_ids, positions, slot_mapping: [num_tokens], each token's position in its sequence, and its place in the
+        token_ids, positions, slot_mapping: [num_tokens], each token's position in its sequence, and its slot in the
             KV cache.
         block_tables, query_start_loc, seq_lens: which tokens are whose, and where their keys are; see attention.py.
         logits_indices: [n_logits], the tokens whose logits are needed.

@@ -67,7 +67,7 @@ class Engine:
         batch = Batch.of(rows, self.block_manager, self.runner.device)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         score_prompts(logits, batch.scored)
-        tokens = [sample(row, request) for row, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
+        tokens = [sample(scores, request) for scores, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
@@ -97,7 +97,7 @@ class Engine:
         """KV cache use, in tokens: reserved, and of those, filled by running requests."""
         manager, holders = self.block_manager, self.block_manager.holders  # requests, and beams
         filled = sum(sequence.num_computed_tokens for sequence in holders)
-        # Only the last blocks of a sequence have unused places, and these are its own.
+        # Only the last blocks of a sequence have unused slots, and these are its own.
         unused = manager.num_held * manager.block_size - filled
         reserved = (manager.num_blocks - manager.num_free) * manager.block_size
         return reserved, reserved - unused

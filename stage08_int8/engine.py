@@ -113,7 +113,7 @@ class Engine:
         """KV cache use, in tokens: reserved, and of those, filled by running requests."""
         manager, holders = self.block_manager, self.block_manager.holders  # requests, and beams
         filled = sum(sequence.num_computed_tokens for sequence in holders)
-        # Only the last blocks of a sequence have unused places, and these are its own.
+        # Only the last blocks of a sequence have unused slots, and these are its own.
         unused = manager.num_held * manager.block_size - filled
         reserved = (manager.num_blocks - manager.num_free) * manager.block_size
         return reserved, reserved - unused

@@ -1,7 +1,7 @@
 """The keys and values of all requests, in blocks, and how much memory they take.
 
 The cache is a pool of blocks, each with room for `block_size` tokens in every layer. The block manager decides which
-request has which blocks; the cache only sees places. Place s is offset s % block_size in block s // block_size.
+request has which blocks; the cache only sees slots. Slot s is offset s % block_size in block s // block_size.
 """
 
 import functools
@@ -46,9 +46,9 @@ class KVCache:
         self.values[:, :first].zero_()
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write a layer's keys and values of new tokens to their places.
+        """Write a layer's keys and values of new tokens to their slots.
 
-        slot_mapping: [num_tokens], a place each; k, v: [num_tokens, n_head, head_dim]
+        slot_mapping: [num_tokens], a slot each; k, v: [num_tokens, n_head, head_dim]
         """
         blocks, offsets = slot_mapping // self.block_size, slot_mapping % self.block_size
         self.keys[layer][blocks, :, :, offsets] = k

@@ -399,6 +399,6 @@ def test_the_integrity_check_can_fail(stage, damage):
     elif damage == "free":
         manager._free[block] = None
     else:
-        del manager._keys[block]
+        del manager._key_of[block]
     with pytest.raises(RuntimeError):
         manager.check_integrity()

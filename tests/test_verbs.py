@@ -332,7 +332,7 @@ def test_write_puts_keys_into_blocks(stage):
 
 
 @on(5)
-def test_batch_has_places_from_the_tables(stage):
+def test_batch_has_slots_from_the_tables(stage):
     """A's decode, and two of B's four tokens."""
     manager = stage.part("block_manager").BlockManager(9, 4, False)
     a, b = make(stage, [1, 2, 3, 4], [5]), make(stage, [6, 7, 8, 9])
