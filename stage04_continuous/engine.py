@@ -58,7 +58,7 @@ class Engine:
         rows = self.scheduler.schedule()
         batch = Batch.of(rows, self.runner.device)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
-        score_prompts(logits, batch.scored)
+        score_prompts(logits, batch.score_slices)
         tokens = [sample(scores, request) for scores, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
         return self.commit(batch, tokens)
 

@@ -66,7 +66,7 @@ class Engine:
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last by rank are preempted
         batch = Batch.of(rows, self.block_manager, self.runner.device)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
-        score_prompts(logits, batch.scored)
+        score_prompts(logits, batch.score_slices)
         tokens = [sample(scores, request) for scores, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
         return self.commit(batch, tokens)
 

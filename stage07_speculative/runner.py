@@ -83,9 +83,9 @@ class Runner:
 
     def score(self, batch: Batch, logits: Tensor) -> None:
         """Give requests the log-probabilities of their prompts."""
-        if batch.scored:
+        if batch.score_slices:
             with self.thread_limit:
-                (self.sampler.score if self.sampler else score_prompts)(logits, batch.scored)
+                (self.sampler.score if self.sampler else score_prompts)(logits, batch.score_slices)
 
     def sample(self, batch: Batch, logits: Tensor) -> list[Token | Exception]:
         """As `sampler.sample` for each row."""

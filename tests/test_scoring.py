@@ -215,7 +215,7 @@ def test_one_that_can_not_be_scored_leaves_the_others(stage, small_checkpoint, m
 
     def damaged(batch):
         logits = forward(batch)
-        for request, rows in batch.scored:
+        for request, rows in batch.score_slices:
             token_ids = request.prompt_token_ids[len(request.prompt_logprobs) :][: rows.stop - rows.start]
             logits[rows][[token_id == bad for token_id in token_ids]] = torch.nan
         return logits

@@ -470,14 +470,14 @@ def test_verified(stage):
     a.output_token_ids.append(6)
     b.output_token_ids.append(9)
     batch = batch.verified()
-    assert (batch.ready, list(batch.sampled)) == ([a], [1])
+    assert (batch.ready, list(batch.sample_indices)) == ([a], [1])
     assert [(num_tokens, ready) for _, num_tokens, ready in batch.rows] == [(1, True)]  # computed with the guess
     assert batch.num_tokens == 0
     a.output_token_ids.append(8)
     assert batch.verified().rows == []
     a.output_token_ids[-1] = 7
     last = batch.verified()
-    assert (last.ready, list(last.sampled)) == ([a], [2])  # the row after the last right guess
+    assert (last.ready, list(last.sample_indices)) == ([a], [2])  # the row after the last right guess
     a.finish("stop")
     assert batch.verified().rows == []
 
