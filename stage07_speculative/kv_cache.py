@@ -5,7 +5,7 @@ request has which blocks; the cache only sees slots. Slot s is offset s % block_
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from torch import Tensor
 from .attention import PagedAttention
 from .support.memory import empty, free_memory
 
-SHARE_OF_FREE_MEMORY = 0.5  # the cache's share by default; the rest is for a prefill's activations
-SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after measuring the activations
+# The cache's share by default: on a CPU the rest is for a step's activations and other programs; on CUDA, which is
+# rarely shared, the activations are measured.
+SHARE_OF_FREE_MEMORY = {"cpu": 0.5, "cuda": 0.9}
 PREFAULT = 128 << 20  # numbers of the cache whose memory is touched at the start: 7,281 tokens of GPT-2 small
 
 
@@ -67,17 +68,9 @@ def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
     return 2 * n_layer * n_embd * dtype.itemsize
 
 
-def default_cache_bytes(device: torch.device, profile_run: Callable[[], None]) -> int:
-    """Bytes for the cache. On a CPU, half of the memory that is free now; on CUDA, which is rarely shared, 90% of it,
-    less what a full step takes (which is run to measure it)."""
-    if device.type != "cuda":
-        return int(free_memory(device) * SHARE_OF_FREE_MEMORY)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    profile_run()
-    taken = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
-    return int(free_memory(device) * SHARE_OF_FREE_CUDA_MEMORY) - taken
+def default_cache_bytes(device: torch.device, taken: int) -> int:
+    """Bytes for the cache: a share of the memory that is free now, less what a step takes."""
+    return int(free_memory(device) * SHARE_OF_FREE_MEMORY[device.type]) - taken
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
