@@ -470,7 +470,7 @@ def test_closing_ends_each_completion_once(stage, small_checkpoint):
         await closing
         return ends
 
-    ends = asyncio.run(collect(stage.part("llm").AsyncLLM(model=small_checkpoint, device="cpu")))
+    ends = asyncio.run(collect(stage.AsyncLLM(model=small_checkpoint, device="cpu")))
     assert sorted(index for index, _ in ends) == list(range(6))
 
 
@@ -501,7 +501,7 @@ def test_completions_of_the_async_engine(stage):
             texts[event.completion_index] += event.text
         return texts
 
-    with stage.part("llm").AsyncLLM(device="cpu") as engine:
+    with stage.AsyncLLM(device="cpu") as engine:
         assert asyncio.run(collect(engine)) == [completion.text for completion in expected.outputs]
         (output,) = engine.llm.generate("Once upon a time", params)
         assert [c.text for c in output.outputs] == [completion.text for completion in expected.outputs]

@@ -173,7 +173,7 @@ def test_the_first_event_of_a_stream_has_them(stage, small_checkpoint, reference
     async def collect(engine, params):
         return [event async for event in engine.generate(PROMPTS[2], params)]
 
-    with stage.part("llm").AsyncLLM(model=small_checkpoint, device="cpu") as engine:
+    with stage.AsyncLLM(model=small_checkpoint, device="cpu") as engine:
         first, *rest = asyncio.run(collect(engine, params))
         (last,) = asyncio.run(collect(engine, only))
         (again,) = engine.llm.generate([PROMPTS[2]], params)
