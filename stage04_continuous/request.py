@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Request:
-    """A prompt and the tokens generated for it so far. Only `add` appends tokens, and decides when it ends.
+    """A prompt and the tokens generated for it so far. `add` appends a token, and says if it was the last.
 
     Args:
         request_id: unique within the engine.

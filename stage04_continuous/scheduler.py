@@ -43,8 +43,8 @@ class Scheduler:
         self,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        policy: str = "fcfs",
-        enable_chunked_prefill: bool = True,
+        policy: str,
+        enable_chunked_prefill: bool,
     ):
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill

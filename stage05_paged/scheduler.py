@@ -41,7 +41,8 @@ class Scheduler:
         max_num_batched_tokens: the most tokens that go through the model in a step.
         policy: which request is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then
             arrival) or "shortest" (the shortest prompt first, with aging).
-        enable_chunked_prefill: split a prompt that does not fit into the rest of a step; else it waits until it fits.
+        enable_chunked_prefill: split a prompt that does not fit into the rest of a step; else it waits until it fits,
+            counting what it will find in the cache, too.
 
     Attributes:
         budget: how many more tokens the step that is being scheduled has room for.
@@ -52,8 +53,8 @@ class Scheduler:
         block_manager: BlockManager,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        policy: str = "fcfs",
-        enable_chunked_prefill: bool = True,
+        policy: str,
+        enable_chunked_prefill: bool,
     ):
         self.block_manager = block_manager
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens

@@ -14,7 +14,7 @@ from .support.weights import Checkpoint
 
 
 class Engine:
-    """Completes requests, each from when it is added until it ends or is aborted.
+    """Runs requests from `add` until they end or are aborted.
 
     It runs in its own thread (engine_loop.py), which calls `step` as long as there is work. No other thread adds or
     removes requests, so it has no locks.

@@ -58,8 +58,8 @@ class BlockManager:
         self,
         num_blocks: int,
         block_size: int,
-        enable_prefix_caching: bool = True,
-        watermark: float = 0.01,
+        enable_prefix_caching: bool,
+        watermark: float,
     ):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.emit: Callable[..., None] = lambda *_, **__: None  # a trace puts its own function here

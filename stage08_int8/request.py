@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 class Request:
-    """A prompt and the tokens generated for it so far. Only `add` appends tokens, and decides when it ends.
+    """A prompt and the tokens generated for it so far. `add` appends a token, and says if it was the last.
 
-    A prompt with n completions is n of these. They find its blocks in the prefix cache.
+    A prompt with n completions is n of these. The later ones reuse the first one's full blocks.
 
     Args:
-        request_id: unique within the engine.
+        request_id: unique within the engine; the completions of a prompt share it.
         prompt: the prompt as given, None if it was token ids.
         prompt_token_ids: the prompt's tokens, at least one.
         params: how to sample and when to stop.

@@ -560,7 +560,7 @@ def test_how_many_tokens_may_be_found(stage, num_scored, expected):
 
 
 def test_a_batch_is_made_on_its_device(stage):
-    manager = stage.part("block_manager").BlockManager(2, 4)
+    manager = stage.part("block_manager").BlockManager(2, 4, True, 0.01)
     request = stage.make_request(stage.SamplingParams(), [1, 2])
     manager.allocate(request)
     rows = [stage.part("scheduler").Row(request, 2, True)]
@@ -713,6 +713,7 @@ def test_beams_of_the_bundled_model(stage):
     )  # fmt: skip
     assert [c.token_ids for c in output.outputs] == [row[len(prompt) :].tolist() for row in expected]
     assert output.finished
+    assert 0 < output.metrics.queue_time < output.metrics.e2e
     assert [c.index for c in output.outputs] == [0, 1, 2]
 
 

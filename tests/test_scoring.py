@@ -284,7 +284,7 @@ def test_a_scored_token_counts_as_several_in_the_budget(stage, small_checkpoint,
 
 def test_what_a_token_costs(stage):
     """Of ten, the last is not scored. At least one fits, so that no request waits forever."""
-    memory = [stage.part("block_manager").BlockManager(8, 16)] if stage.number >= 5 else []
+    memory = [stage.part("block_manager").BlockManager(8, 16, True, 0.01)] if stage.number >= 5 else []
     scheduler = stage.part("scheduler").Scheduler(*memory, 1, 99, "fcfs", True)
     asked = stage.SamplingParams(prompt_logprobs=0)
     plain, scored = (stage.make_request(params, range(10)) for params in (stage.SamplingParams(), asked))
