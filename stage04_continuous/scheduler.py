@@ -39,13 +39,7 @@ class Scheduler:
         budget: how many more tokens the step that is being scheduled has room for.
     """
 
-    def __init__(
-        self,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        policy: str,
-        enable_chunked_prefill: bool,
-    ):
+    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, policy: str, enable_chunked_prefill: bool):
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
         self.num_steps, self._arrivals = 0, itertools.count()

@@ -54,13 +54,7 @@ class BlockManager:
         watermark: the fraction of the blocks that an admission leaves free, so that running sequences can grow.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        enable_prefix_caching: bool,
-        watermark: float,
-    ):
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool, watermark: float):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.emit: Callable[..., None] = lambda *_, **__: None  # a trace puts its own function here
         self.enable_prefix_caching, self.watermark_blocks = enable_prefix_caching, int(watermark * num_blocks)
