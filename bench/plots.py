@@ -385,7 +385,7 @@ def kv_memory(traces: dict[str, Sequence]) -> Picture:
 def follow_findable(findable: set[int], events: Iterable[dict]) -> None:
     """Update the set of free blocks that the prefix cache can find, from events of a trace."""
     for event in events:
-        if event["kind"] == "released" and event["findable"]:
+        if event["kind"] == "released" and event["cached"]:
             findable.add(event["block"])
         elif event["kind"] == "taken":
             findable.discard(event["block"])

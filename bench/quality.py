@@ -105,7 +105,7 @@ def stage_logits(**options: Any) -> Logits:
 
     def spy(batch: Any) -> Any:
         logits = forward(batch)
-        kept.extend(logits[rows].float().numpy().copy() for _, rows in batch.scored)
+        kept.extend(logits[rows].float().numpy().copy() for _, rows in batch.score_slices)
         return logits
 
     runner.forward = spy

@@ -231,7 +231,7 @@ MILESTONES = [
             ("scheduler.py", "admission", "none_overtakes_the_head_of_the_line nobody_starves random_runs"),
             ("kv_cache.py: KVCache.write", "verbs", "write_puts_keys_into_blocks"),
             ("attention.py: paged_attention", "attention", "random_steps"),
-            ("batch.py: Batch.of", "verbs", "batch_has_places_from_the_tables"),
+            ("batch.py: Batch.of", "verbs", "batch_has_slots_from_the_tables"),
             ("model.py: Attention.forward", "verbs", "forward_of_a_flat_batch"),
             ("engine.py: Engine.step", "verbs", "what_is_computed"),
             ("engine.py: Engine.check_fits", "paged", "a_request_that_can_never_fit"),

@@ -1,7 +1,8 @@
 """Stage 4: a continuous scheduler; requests join and leave the batch at every step."""
 
+from .async_llm import AsyncLLM
 from .config import EngineConfig
-from .llm import LLM, AsyncLLM
+from .llm import LLM
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
 from .support.scoring import SCORING, Pair, Score, score_of

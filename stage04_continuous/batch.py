@@ -18,35 +18,36 @@ class Batch:
     one, or a sequence that is computed again.
 
     Attributes:
-        rows: the requests, each with the number of its tokens that the step computes.
-        ready: the requests that get a token in this step.
         token_ids, positions, slots: [num_tokens], each token with its position in its sequence and its request's slot.
-        logits_indices: [n_logits], the tokens whose logits are needed.
-        sampled, scored: rows of the logits: one for each of `ready`, and the rows that score a prompt.
         num_single: how many rows have a single token.
         num_slots, n_seq: the part of the cache that these single tokens read: slots below `num_slots`, `n_seq` tokens
             each.
         runs: for each other row, (start and end of its tokens in the step, its slot, its n_seq).
+        logits_indices: [n_logits], the tokens whose logits are needed.
+        rows: the requests, each with the number of its tokens that the step computes.
+        ready: the requests that get a token in this step.
+        sample_indices: for each of `ready`, which of the logits to sample from.
+        score_slices: which of the logits score a prompt.
     """
 
-    rows: list[Row]
-    ready: list[Request]
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
-    logits_indices: Tensor
     num_single: int
     num_slots: int
     n_seq: int
     runs: list[tuple[int, int, int, int]]
-    sampled: list[int]
-    scored: list[tuple[Request, slice]]
+    logits_indices: Tensor
+    rows: list[Row]
+    ready: list[Request]
+    sample_indices: list[int]
+    score_slices: list[tuple[Request, slice]]
 
     @classmethod
     def of(cls, rows: list[Row], device: torch.device) -> "Batch":
         rows = [row for row in rows if row.num_tokens == 1] + [row for row in rows if row.num_tokens > 1]
-        token_ids, positions, slots, logits_indices, ready, singles, runs = [], [], [], [], [], [], []
-        sampled, scored = [], []
+        token_ids, positions, slots, singles, runs, logits_indices, ready = [], [], [], [], [], [], []
+        sample_indices, score_slices = [], []
         for request, num_tokens, is_ready in rows:
             start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
             if num_tokens == 1:
@@ -54,29 +55,29 @@ class Batch:
             else:
                 runs.append((len(token_ids), len(token_ids) + num_tokens, request.slot, end))
             if to_score := request.to_score(num_tokens):
-                scored.append((request, slice(len(logits_indices), len(logits_indices) + len(to_score))))
+                score_slices.append((request, slice(len(logits_indices), len(logits_indices) + len(to_score))))
                 logits_indices += [len(token_ids) + position - start for position in to_score]
             token_ids += request.new_token_ids(num_tokens)
             positions += range(start, end)
             slots += [request.slot] * num_tokens
             if is_ready:
                 ready.append(request)
-                sampled.append(len(logits_indices))
+                sample_indices.append(len(logits_indices))
                 logits_indices.append(len(token_ids) - 1)
         tensor = functools.partial(torch.tensor, dtype=torch.int64, device=device)
         return cls(
-            rows,
-            ready,
             token_ids=tensor(token_ids),
             positions=tensor(positions),
             slots=tensor(slots),
-            logits_indices=tensor(logits_indices),
             num_single=len(singles),
             num_slots=max((slot + 1 for slot, _ in singles), default=0),
             n_seq=max((end for _, end in singles), default=0),
             runs=runs,
-            sampled=sampled,
-            scored=scored,
+            logits_indices=tensor(logits_indices),
+            rows=rows,
+            ready=ready,
+            sample_indices=sample_indices,
+            score_slices=score_slices,
         )
 
     @property
@@ -85,4 +86,4 @@ class Batch:
 
     def to_sample(self, logits: Tensor) -> Tensor:
         """The rows of the logits to sample from: [n_logits, vocab_size] -> [n_ready, vocab_size]"""
-        return logits[self.sampled] if self.scored else logits  # else they are all of them
+        return logits[self.sample_indices] if self.score_slices else logits  # else they are all of them

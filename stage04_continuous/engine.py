@@ -14,7 +14,7 @@ from .support.weights import Checkpoint
 
 
 class Engine:
-    """Completes requests, each from when it is added until it ends or is aborted.
+    """Runs requests from `add` until they end or are aborted.
 
     It runs in its own thread (engine_loop.py), which calls `step` as long as there is work. No other thread adds or
     removes requests, so it has no locks.
@@ -58,8 +58,8 @@ class Engine:
         rows = self.scheduler.schedule()
         batch = Batch.of(rows, self.runner.device)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
-        score_prompts(logits, batch.scored)
-        tokens = [sample(row, request) for row, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
+        score_prompts(logits, batch.score_slices)
+        tokens = [sample(scores, request) for scores, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:

@@ -54,9 +54,9 @@ class EngineLoop(Worker):
     # --- Any thread may call these ----------------------------------------------------------------------------------
 
     def run(self, requests: Iterable[Request], results: Callable[[list[Request]], list[Any]]) -> Iterator[Any]:
-        """Submit requests, and wait until all have finished. After each step `results` is called, in the engine's
-        thread, with the requests that made progress; `run` yields the items that it returns. Requests that are
-        unfinished when the caller leaves are aborted."""
+        """At the first `next()`, submit requests; then wait until all have finished. After each step `results` is
+        called, in the engine's thread, with the requests that made progress; `run` yields the items that it returns.
+        Requests that are unfinished when the caller leaves are aborted."""
         unfinished, updates = dict.fromkeys(requests), queue.SimpleQueue()
         del requests  # keep no finished request alive: its result may be large
 

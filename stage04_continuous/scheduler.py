@@ -17,7 +17,8 @@ from .request import Request
 
 
 class Row(NamedTuple):
-    """A request's part of a step: how many of its tokens are computed. If none is left (`ready`), it gets a new one."""
+    """A request's part of a step: how many of its tokens are computed. `ready`: this step computes the request's last
+    missing token, so a new one can be sampled."""
 
     request: Request
     num_tokens: int
@@ -38,13 +39,7 @@ class Scheduler:
         budget: how many more tokens the step that is being scheduled has room for.
     """
 
-    def __init__(
-        self,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        policy: str = "fcfs",
-        enable_chunked_prefill: bool = True,
-    ):
+    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, policy: str, enable_chunked_prefill: bool):
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
         self.num_steps, self._arrivals = 0, itertools.count()
@@ -68,9 +63,8 @@ class Scheduler:
         1. Running requests take their tokens.
         2. Waiting requests are admitted in order, while there are slots and tokens.
 
-        Every running request takes its tokens before any is admitted, so there are never more running requests than
-        tokens in a step, and every decode gets its token. A prompt that is cut takes all tokens that are left, so no
-        request is admitted after it: it stays last, and never delays the tokens of others.
+        Running requests come first, so every decode gets its token. A prompt that is cut takes all tokens that are
+        left, so none is admitted after it.
         """
         self.num_steps += 1
         self.budget, rows = self.max_num_batched_tokens, []
@@ -83,12 +77,12 @@ class Scheduler:
         return rows
 
     def _take(self, request: Request) -> Row:
-        """As many of a request's tokens as the budget has room for. If some are left, the budget is used up."""
+        """As many of a request's tokens as fit into the budget. If tokens remain uncomputed, the budget is spent."""
         num_tokens = request.num_new_tokens
         if self.enable_chunked_prefill:
-            num_tokens = request.num_fitting(self.budget)
+            num_tokens = min(num_tokens, max(1, self.budget // request.token_cost))
         ready = num_tokens == request.num_new_tokens
-        self.budget = self.budget - request.cost(num_tokens) if ready else 0
+        self.budget = self.budget - num_tokens * request.token_cost if ready else 0
         return Row(request, num_tokens, ready)
 
     def _can_admit(self, request: Request) -> bool:

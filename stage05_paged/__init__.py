@@ -1,7 +1,8 @@
 """Stage 5: paged attention; memory is handed out block by block, shared by equal prefixes, and taken back."""
 
+from .async_llm import AsyncLLM
 from .config import EngineConfig
-from .llm import LLM, AsyncLLM
+from .llm import LLM
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
 from .support.scoring import SCORING, Pair, Score, score_of

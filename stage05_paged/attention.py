@@ -38,13 +38,13 @@ def paged_attention(
     """In plain torch, one request at a time: gather its keys and values, and attend. The reference for the kernels."""
     block_size, out = k_cache.shape[3], torch.empty_like(query)
     starts = query_start_loc.tolist()
-    for i, n_seq in enumerate(seq_lens.tolist()):
+    for i, seq_len in enumerate(seq_lens.tolist()):
         new = slice(starts[i], starts[i + 1])  # its queries, n_new of them
-        blocks = block_tables[i, : -(-n_seq // block_size)]
-        keys = k_cache[blocks].permute(1, 2, 0, 3).flatten(2)[..., :n_seq].float()  # [n_head, head_dim, n_seq]
-        values = v_cache[blocks].transpose(0, 1).flatten(1, 2)[:, :n_seq].float()  # [n_head, n_seq, head_dim]
-        scores = query[new].transpose(0, 1).float() @ keys / math.sqrt(query.shape[-1])  # [n_head, n_new, n_seq]
-        visible = torch.ones_like(scores[0], dtype=torch.bool).tril(n_seq - scores.shape[1])  # [n_new, n_seq]
+        blocks = block_tables[i, : -(-seq_len // block_size)]
+        keys = k_cache[blocks].permute(1, 2, 0, 3).flatten(2)[..., :seq_len].float()  # [n_head, head_dim, seq_len]
+        values = v_cache[blocks].transpose(0, 1).flatten(1, 2)[:, :seq_len].float()  # [n_head, seq_len, head_dim]
+        scores = query[new].transpose(0, 1).float() @ keys / math.sqrt(query.shape[-1])  # [n_head, n_new, seq_len]
+        visible = torch.ones_like(scores[0], dtype=torch.bool).tril(seq_len - scores.shape[1])  # [n_new, seq_len]
         weights = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)
         out[new] = (weights @ values).transpose(0, 1).to(out.dtype)  # [n_new, n_head, head_dim]
     return out

@@ -9,6 +9,7 @@ transformers, generation/utils.py, `_beam_search`.
 
 import copy
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -202,6 +203,7 @@ class BeamEngine:
     def _admit(self, search: BeamSearch) -> None:
         (beam,) = search.beams
         beam.num_computed_tokens = beam.num_cached_tokens = self.block_manager.allocate(beam)
+        beam.first_scheduled_time = time.perf_counter()
         self.active.append(search)
         self.scheduler.emit("admitted", beam, num_cached_tokens=beam.num_computed_tokens)
 

@@ -15,7 +15,7 @@ from .support.weights import Checkpoint
 
 
 class Engine:
-    """Completes requests, each from when it is added until it ends or is aborted.
+    """Runs requests from `add` until they end or are aborted.
 
     It runs in its own thread (engine_loop.py), which calls `step` as long as there is work. No other thread adds or
     removes requests, so it has no locks.
@@ -66,8 +66,8 @@ class Engine:
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last by rank are preempted
         batch = Batch.of(rows, self.block_manager, self.runner.device)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
-        score_prompts(logits, batch.scored)
-        tokens = [sample(row, request) for row, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
+        score_prompts(logits, batch.score_slices)
+        tokens = [sample(scores, request) for scores, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
@@ -97,7 +97,7 @@ class Engine:
         """KV cache use, in tokens: reserved, and of those, filled by running requests."""
         manager, holders = self.block_manager, self.block_manager.holders  # requests, and beams
         filled = sum(sequence.num_computed_tokens for sequence in holders)
-        # Only the last blocks of a sequence have unused places, and these are its own.
+        # Only the last blocks of a sequence have unused slots, and these are its own.
         unused = manager.num_held * manager.block_size - filled
         reserved = (manager.num_blocks - manager.num_free) * manager.block_size
         return reserved, reserved - unused

@@ -17,13 +17,14 @@ class Batch:
     """The tokens of all requests of a step one after another, without padding.
 
     Attributes:
-        token_ids, positions, slot_mapping: [num_tokens], each token's position in its sequence, and its place in the
+        token_ids, positions, slot_mapping: [num_tokens], each token's position in its sequence, and its slot in the
             KV cache.
         block_tables, query_start_loc, seq_lens: which tokens are whose, and where their keys are; see attention.py.
         logits_indices: [n_logits], the tokens whose logits are needed.
         rows: the requests, each with the number of its tokens that the step computes.
         ready: the requests that get a token in this step.
-        sampled, scored: rows of the logits: one for each of `ready`, and the rows that score a prompt.
+        sample_indices: for each of `ready`, which of the logits to sample from.
+        score_slices: which of the logits score a prompt.
         block_copies: (from, to) of the blocks to copy before the step.
     """
 
@@ -36,8 +37,8 @@ class Batch:
     logits_indices: Tensor
     rows: list[Row] = field(default_factory=list)
     ready: list[Request] = field(default_factory=list)
-    sampled: Sequence[int] = ()
-    scored: Sequence[tuple[Request, slice]] = ()
+    sample_indices: Sequence[int] = ()
+    score_slices: Sequence[tuple[Request, slice]] = ()
     block_copies: Sequence[tuple[int, int]] = ()
 
     @classmethod
@@ -49,11 +50,11 @@ class Batch:
         block_copies: Sequence[tuple[int, int]] = (),
     ) -> "Batch":
         token_ids, positions, slots, query_start_loc, seq_lens, logits_indices, ready = [], [], [], [0], [], [], []
-        sampled, scored = [], []
+        sample_indices, score_slices = [], []
         for request, num_tokens, is_ready in rows:
             start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
             if to_score := request.to_score(num_tokens):
-                scored.append((request, slice(len(logits_indices), len(logits_indices) + len(to_score))))
+                score_slices.append((request, slice(len(logits_indices), len(logits_indices) + len(to_score))))
                 logits_indices += [len(token_ids) + position - start for position in to_score]
             token_ids += request.new_token_ids(num_tokens)
             positions += range(start, end)
@@ -62,7 +63,7 @@ class Batch:
             seq_lens.append(end)
             if is_ready:
                 ready.append(request)
-                sampled.append(len(logits_indices))
+                sample_indices.append(len(logits_indices))
                 logits_indices.append(len(token_ids) - 1)
         tensor = functools.partial(torch.tensor, dtype=torch.int64, device=device)
         return cls(
@@ -75,8 +76,8 @@ class Batch:
             logits_indices=tensor(logits_indices),
             rows=rows,
             ready=ready,
-            sampled=sampled,
-            scored=scored,
+            sample_indices=sample_indices,
+            score_slices=score_slices,
             block_copies=block_copies,
         )
 
@@ -86,7 +87,7 @@ class Batch:
 
     def to_sample(self, logits: Tensor) -> Tensor:
         """The rows of the logits to sample from: [n_logits, vocab_size] -> [n_ready, vocab_size]"""
-        return logits[self.sampled] if self.scored else logits  # else they are all of them
+        return logits[self.sample_indices] if self.score_slices else logits  # else they are all of them
 
 
 def pad_tables(tables: list[list[int]]) -> list[list[int]]:

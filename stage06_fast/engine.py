@@ -14,7 +14,7 @@ from .support.weights import Checkpoint
 
 
 class Engine:
-    """Completes requests, each from when it is added until it ends or is aborted.
+    """Runs requests from `add` until they end or are aborted.
 
     It runs in its own thread (engine_loop.py), which calls `step` as long as there is work. No other thread adds or
     removes requests, so it has no locks.
@@ -96,7 +96,7 @@ class Engine:
         """KV cache use, in tokens: reserved, and of those, filled by running requests."""
         manager, holders = self.block_manager, self.block_manager.holders  # requests, and beams
         filled = sum(sequence.num_computed_tokens for sequence in holders)
-        # Only the last blocks of a sequence have unused places, and these are its own.
+        # Only the last blocks of a sequence have unused slots, and these are its own.
         unused = manager.num_held * manager.block_size - filled
         reserved = (manager.num_blocks - manager.num_free) * manager.block_size
         return reserved, reserved - unused

@@ -1,6 +1,5 @@
 """One request: the prompt, its state, and its output so far."""
 
-import bisect
 import copy
 import logging
 import time
@@ -17,12 +16,12 @@ logger = logging.getLogger(__name__)
 
 
 class Request:
-    """A prompt and the tokens generated for it so far. Only `add` appends tokens, and decides when it ends.
+    """A prompt and the tokens generated for it so far. `add` appends a token, and says if it was the last.
 
-    A prompt with n completions is n of these. They find its blocks in the prefix cache.
+    A prompt with n completions is n of these. The later ones reuse the first one's full blocks.
 
     Args:
-        request_id: unique within the engine.
+        request_id: unique within the engine; the completions of a prompt share it.
         prompt: the prompt as given, None if it was token ids.
         prompt_token_ids: the prompt's tokens, at least one.
         params: how to sample and when to stop.
@@ -135,16 +134,10 @@ class Request:
         start = max(self.num_computed_tokens, len(self.prompt_logprobs) - 1)
         return range(start, min(self.num_computed_tokens + num_tokens, len(self.prompt_token_ids) - 1))
 
-    def cost(self, num_tokens: int) -> int:
-        """How much of a step's budget the next tokens take: one that is scored counts as SCORED."""
-        return num_tokens + (SCORED - 1) * len(self.to_score(num_tokens))
-
-    def num_fitting(self, budget: int) -> int:
-        """How many of the next tokens fit into what is left of a step's budget; at least one, so that it goes on."""
-        num_tokens = min(self.num_new_tokens, budget)
-        if self.prompt_logprobs is None:
-            return num_tokens
-        return max(1, bisect.bisect_right(range(1, num_tokens + 1), budget, key=self.cost))
+    @property
+    def token_cost(self) -> int:
+        """How much of a step's budget each of the next tokens takes: SCORED where prompt tokens are scored, else 1."""
+        return SCORED if self.to_score(1) else 1
 
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0

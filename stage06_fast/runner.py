@@ -45,13 +45,17 @@ class Runner:
             self.model = GPT2(model_config).eval()
         checkpoint.load(self.model, self.dtype, self.device)
         self.bytes_per_token = bytes_per_token(model_config.n_layer, model_config.n_embd, self.dtype)
-        sizes = (config.block_size, n_head, head_dim, self.dtype, self.device, paged_attention)
-        self.max_num_seqs = config.max_num_seqs
-        self.num_blocks = self._pick_num_blocks(config, max_model_len, KVCache(model_config.n_layer, 1, *sizes))
+        self.max_num_seqs, large_pages = config.max_num_seqs, "pages" in on and self.device.type == "cpu"
+
+        def new_cache(num_blocks: int) -> KVCache:
+            sizes = model_config.n_layer, num_blocks, config.block_size, n_head, head_dim
+            return KVCache(*sizes, self.dtype, self.device, paged_attention, large_pages)
+
+        taken = self.measure_step(config.max_num_batched_tokens, new_cache(1)) if self.device.type == "cuda" else 0
+        self.num_blocks = config.num_blocks or self._pick_num_blocks(config, max_model_len, taken)
         self.kv_cache_bytes = self.num_blocks * config.block_size * self.bytes_per_token
         check_cache_bytes(self.kv_cache_bytes, self.device)
-        large_pages = "pages" in on and self.device.type == "cpu"
-        self.cache = KVCache(model_config.n_layer, self.num_blocks, *sizes, large_pages)
+        self.cache = new_cache(self.num_blocks)
         if self.attention_backend == "c":
             self.model = pick_model(self.model, on)
             trim_malloc()  # what packing freed
@@ -76,32 +80,40 @@ class Runner:
 
     def score(self, batch: Batch, logits: Tensor) -> None:
         """Give requests the log-probabilities of their prompts."""
-        if batch.scored:
+        if batch.score_slices:
             with self.thread_limit:
-                (self.sampler.score if self.sampler else score_prompts)(logits, batch.scored)
+                (self.sampler.score if self.sampler else score_prompts)(logits, batch.score_slices)
 
     def sample(self, batch: Batch, logits: Tensor) -> list[Token | Exception]:
         """As `sampler.sample` for each row."""
         with self.thread_limit:
             return sample_rows(logits, batch.ready, self.sampler)
 
-    def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
-        """How many blocks: what the options say, or as many as can be used and fit into the free memory."""
+    def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, taken: int) -> int:
+        """How many blocks: as many as `kv_cache_bytes` has room for. By default enough for `max_num_seqs` requests of
+        full length, or as many as fit into the free memory without what a step takes."""
         block_bytes = config.block_size * self.bytes_per_token
-        if config.num_blocks is not None:
-            return config.num_blocks
         room, most = config.kv_cache_bytes, math.inf
         if room is None:
-            room = default_cache_bytes(self.device, lambda: self.profile_run(config, small_cache))
+            room = default_cache_bytes(self.device, taken)
             most = config.max_num_seqs * -(-max_model_len // config.block_size)
         if room < block_bytes:
             raise ValueError(f"a block of {config.block_size} tokens needs {block_bytes:,} bytes, there are {room:,}")
         return int(min(room // block_bytes, most))
 
+    def measure_step(self, num_tokens: int, cache: KVCache) -> int:
+        """The bytes that a step of this size takes on CUDA, besides the weights and the cache."""
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.try_step(num_tokens, cache)
+        taken = torch.cuda.max_memory_allocated(self.device) - before
+        torch.cuda.empty_cache()
+        return taken
+
     @torch.inference_mode()
-    def profile_run(self, config: EngineConfig, cache: KVCache) -> None:
-        """Run the largest possible step, on whatever the cache holds, to measure its memory."""
-        tokens = torch.zeros(config.max_num_batched_tokens, dtype=torch.int64, device=self.device)
+    def try_step(self, num_tokens: int, cache: KVCache) -> None:
+        """Run a step of one request, with logits for all of its tokens, on whatever the cache holds."""
+        tokens = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
         ends = torch.tensor([0, len(tokens)], dtype=torch.int64, device=self.device)
         table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
         batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], logits_indices=tokens)

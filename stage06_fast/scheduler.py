@@ -24,7 +24,8 @@ from .request import Request
 
 
 class Row(NamedTuple):
-    """A request's part of a step: how many of its tokens are computed. If none is left (`ready`), it gets a new one."""
+    """A request's part of a step: how many of its tokens are computed. `ready`: this step computes the request's last
+    missing token, so a new one can be sampled."""
 
     request: Request
     num_tokens: int
@@ -40,7 +41,8 @@ class Scheduler:
         max_num_batched_tokens: the most tokens that go through the model in a step.
         policy: which request is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then
             arrival) or "shortest" (the shortest prompt first, with aging).
-        enable_chunked_prefill: split a prompt that does not fit into the rest of a step; else it waits until it fits.
+        enable_chunked_prefill: split a prompt that does not fit into the rest of a step; else it waits until it fits,
+            counting what it will find in the cache, too.
 
     Attributes:
         budget: how many more tokens the step that is being scheduled has room for.
@@ -51,8 +53,8 @@ class Scheduler:
         block_manager: BlockManager,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        policy: str = "fcfs",
-        enable_chunked_prefill: bool = True,
+        policy: str,
+        enable_chunked_prefill: bool,
     ):
         self.block_manager = block_manager
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
@@ -75,39 +77,35 @@ class Scheduler:
     def schedule(self) -> list[Row]:
         """The rows of the next step:
 
-        1. Every running request gets a place for its last token. If there is none, the last by rank are preempted.
+        1. Every running request gets a slot for its last token. If there is none, the last by rank are preempted.
         2. Running requests take their tokens.
         3. Unless one was preempted just now, waiting requests are admitted in order, while there are blocks and tokens.
 
-        Every running request takes its tokens before any is admitted, so there are never more running requests than
-        tokens in a step, and every decode gets its token. A prompt that is cut takes all tokens that are left, so no
-        request is admitted after it: it stays last, and never delays the tokens of others.
+        Running requests come first, so every decode gets its token. A prompt that is cut takes all tokens that are
+        left, so none is admitted after it.
         """
         self.num_steps += 1
         was_preempted = self._reserve_blocks()
         self.budget, rows = self.max_num_batched_tokens, []
         for request in self.running:
             rows.append(self._take(request))
-            self._cache_blocks(rows[-1])
+        # After a preemption nobody joins, else the preempted request would at once take back the blocks that it lost.
         while self.waiting and not was_preempted and self._can_admit(self.waiting[0]):
             request = self.waiting.pop(0)
             self._admit(request)
             rows.append(self._take(request))
-            self._cache_blocks(rows[-1])
         return rows
 
     def _take(self, request: Request) -> Row:
-        """As many of a request's tokens as the budget has room for. If some are left, the budget is used up."""
+        """As many of a request's tokens as fit into the budget. If tokens remain uncomputed, the budget is spent."""
         num_tokens = request.num_new_tokens
         if self.enable_chunked_prefill:
-            num_tokens = request.num_fitting(self.budget)
+            num_tokens = min(num_tokens, max(1, self.budget // request.token_cost))
         ready = num_tokens == request.num_new_tokens
-        self.budget = self.budget - request.cost(num_tokens) if ready else 0
+        self.budget = self.budget - num_tokens * request.token_cost if ready else 0
+        # Others find the blocks that this row fills: even the next request of this very step.
+        self.block_manager.cache_full_blocks(request, request.num_computed_tokens + num_tokens)
         return Row(request, num_tokens, ready)
-
-    def _cache_blocks(self, row: Row) -> None:
-        """Let others find the blocks that a row fills: even the next request of this very step."""
-        self.block_manager.cache_full_blocks(row.request, row.request.num_computed_tokens + row.num_tokens)
 
     def _can_admit(self, request: Request) -> bool:
         """Whether there are tokens and blocks for a request. If others run, it leaves them some to grow into: the
@@ -128,18 +126,15 @@ class Scheduler:
         self.emit("admitted", request, num_cached_tokens=request.num_computed_tokens)
 
     def _reserve_blocks(self) -> bool:
-        """Give each running request, in the order of their ranks, a place for its last token. Returns whether a request
+        """Give each running request, in the order of their ranks, a slot for its last token. Returns whether a request
         had to be preempted for that."""
-        by_rank, preempted = deque(sorted(self.running, key=attrgetter("rank"))), False
+        num_running, by_rank = len(self.running), deque(sorted(self.running, key=attrgetter("rank")))
         while by_rank:
-            request = by_rank.popleft()
-            while not self.block_manager.can_append(request):
-                last, preempted = by_rank.pop() if by_rank else request, True
-                self.preempt(last)
-                if last is request:
-                    return True
-            self.block_manager.append(request)
-        return preempted
+            if self.block_manager.can_append(by_rank[0]):
+                self.block_manager.append(by_rank.popleft())
+            else:
+                self.preempt(by_rank.pop())  # the last; it may be the only one that is left
+        return len(self.running) < num_running
 
     def preempt(self, request: Request) -> None:
         """Send a running request back to the queue, with its rank but without its memory."""

@@ -92,7 +92,7 @@ class EngineConfig(Options):
     num_blocks: int | None = option(
         None,
         integer(1),
-        "blocks of the KV cache (default: as many as are useful and fit into a share of the free memory)",
+        "blocks of the KV cache (default: enough for max_num_seqs of full length, or what fits into the free memory)",
     )
     kv_cache_bytes: int | None = option(None, integer(1), "memory for the KV cache, instead of num_blocks")
     enable_prefix_caching: bool = option(

@@ -1,11 +1,11 @@
 """The keys and values of all requests, in blocks, and how much memory they take.
 
 The cache is a pool of blocks, each with room for `block_size` tokens in every layer. The block manager decides which
-request has which blocks; the cache only sees places. Place s is offset s % block_size in block s // block_size.
+request has which blocks; the cache only sees slots. Slot s is offset s % block_size in block s // block_size.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from torch import Tensor
 from .attention import PagedAttention
 from .support.memory import empty, free_memory
 
-SHARE_OF_FREE_MEMORY = 0.5  # the cache's share by default; the rest is for a prefill's activations
-SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after measuring the activations
+# The cache's share by default: on a CPU the rest is for a step's activations and other programs; on CUDA, which is
+# rarely shared, the activations are measured.
+SHARE_OF_FREE_MEMORY = {"cpu": 0.5, "cuda": 0.9}
 PREFAULT = 128 << 20  # numbers of the cache whose memory is touched at the start: 7,281 tokens of GPT-2 small
 
 
@@ -46,9 +47,9 @@ class KVCache:
         self.values[:, :first].zero_()
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write a layer's keys and values of new tokens to their places.
+        """Write a layer's keys and values of new tokens to their slots.
 
-        slot_mapping: [num_tokens], a place each; k, v: [num_tokens, n_head, head_dim]
+        slot_mapping: [num_tokens], a slot each; k, v: [num_tokens, n_head, head_dim]
         """
         blocks, offsets = slot_mapping // self.block_size, slot_mapping % self.block_size
         self.keys[layer][blocks, :, :, offsets] = k
@@ -67,17 +68,9 @@ def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
     return 2 * n_layer * n_embd * dtype.itemsize
 
 
-def default_cache_bytes(device: torch.device, profile_run: Callable[[], None]) -> int:
-    """Bytes for the cache. On a CPU, half of the memory that is free now; on CUDA, which is rarely shared, 90% of it,
-    less what a full step takes (which is run to measure it)."""
-    if device.type != "cuda":
-        return int(free_memory(device) * SHARE_OF_FREE_MEMORY)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    profile_run()
-    taken = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
-    return int(free_memory(device) * SHARE_OF_FREE_CUDA_MEMORY) - taken
+def default_cache_bytes(device: torch.device, taken: int) -> int:
+    """Bytes for the cache: a share of the memory that is free now, less what a step takes."""
+    return int(free_memory(device) * SHARE_OF_FREE_MEMORY[device.type]) - taken
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:

@@ -1,9 +1,8 @@
 """What users call: prompts in, completions out."""
 
-import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -175,67 +174,3 @@ def longest_first(requests: list[Request], priority: Sequence[int] | None) -> li
     """The order in which to submit requests that are all known: the largest `max_tokens` first, since a long request
     that starts last would run alone at the end. Ties, and requests with priorities, keep their order."""
     return requests if priority is not None else sorted(requests, key=lambda request: -request.max_tokens)
-
-
-class AsyncLLM:
-    """An LLM for coroutines: a request may come at any time, and joins the running ones.
-
-        engine = AsyncLLM(model="tinytales", max_num_seqs=8)
-        async for event in engine.generate("Once upon a time"):
-            print(event.text, end="")
-        engine.close()
-
-    Args:
-        model, options: those of LLM.
-
-    Attributes:
-        llm: the LLM, which threads may use at the same time.
-
-    Raises:
-        ValueError, OSError: as LLM does.
-    """
-
-    def __init__(self, model: str = "tinytales", **options: Any):
-        self.llm = LLM(model, **options)
-
-    async def generate(
-        self,
-        prompt: str | list[int],
-        sampling_params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-    ) -> AsyncIterator[StreamEvent]:
-        """Stream a request: yields its tokens as they are made. Leaving the loop, or cancelling the task, aborts it.
-
-        Raises:
-            ValueError: the prompt or a parameter is wrong.
-            EngineClosedError: the engine is closed.
-        """
-        event_loop = asyncio.get_running_loop()
-        updates: asyncio.Queue[Any] = asyncio.Queue()  # lists of events, or an error
-        requests = self.llm.inputs.request(prompt, sampling_params or SamplingParams(), priority).completions()
-        num_unfinished = len(requests)
-
-        def callback(updated: list[Request], error: BaseException | None) -> None:
-            event_loop.call_soon_threadsafe(updates.put_nowait, error or [StreamEvent.take(c, 0) for c in updated])
-
-        try:
-            self.llm.loop.submit(requests, callback)
-            while num_unfinished:
-                if isinstance(events := await updates.get(), BaseException):
-                    raise events
-                for event in events:
-                    num_unfinished -= event.finish_reason is not None
-                    yield event
-        finally:
-            self.llm.loop.abort(requests)
-
-    def close(self, *, abort: bool = False) -> None:
-        """As `LLM.close`."""
-        self.llm.close(abort=abort)
-
-    def __enter__(self) -> "AsyncLLM":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(abort=kind is not None)

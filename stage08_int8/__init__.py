@@ -3,8 +3,9 @@
 from .support import openmp  # noqa: F401 (first: it comes before torch)  # pyright: ignore[reportUnusedImport]
 
 # isort: split
+from .async_llm import AsyncLLM
 from .config import EngineConfig
-from .llm import LLM, AsyncLLM
+from .llm import LLM
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
 from .support.scoring import SCORING, Pair, Score, score_of

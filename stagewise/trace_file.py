@@ -65,7 +65,7 @@ Event: {"kind": …, "request_id": …, "index": …, …}
     copied          copy-on-write: source and target, blocks
     evicted         block: one that the prefix cache could still find is reused
     taken           block: it is no longer free
-    released        block: it is free. findable: the prefix cache can still find it, and it goes to the end of the free
+    released        block: it is free. cached: the prefix cache can still find it, and it goes to the end of the free
                     blocks; else to the front
     token           it got the token token_id
     beams           beam search: the request's beams are replaced, beam i by parents[i] with token_ids[i] after it.
@@ -135,7 +135,7 @@ EVENTS: dict[Any, dict] = dict(
     copied=dict(source=int, target=int),
     evicted=dict(block=int),
     taken=dict(block=int),
-    released=dict(block=int, findable=bool),
+    released=dict(block=int, cached=bool),
     token=dict(token_id=int),
     beams=dict(parents=list, token_ids=list),
     finished=dict(reason=str),

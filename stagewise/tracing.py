@@ -453,7 +453,7 @@ def who_is(request: Any) -> dict[str, Any]:
 
 def free_blocks(manager: Any) -> dict[str, Any]:
     """The free blocks in the order in which they are taken, and how many of them, the last ones, can be found."""
-    return {"free": list(manager._free), "num_findable": sum(block in manager._keys for block in manager._free)}
+    return {"free": list(manager._free), "num_findable": sum(block in manager._key_of for block in manager._free)}
 
 
 def sharing(manager: Any) -> tuple[int, int]:

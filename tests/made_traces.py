@@ -213,7 +213,7 @@ def paged(
                 del held[block]
                 findable = block in found.values()
                 free.insert(len(free) if findable else 0, block)
-                events.append(dict(kind="released", block=block, findable=findable))
+                events.append(dict(kind="released", block=block, cached=findable))
         request["blocks"], request["computed"] = [], 0
 
     def cached(request: dict) -> list:

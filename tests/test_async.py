@@ -13,7 +13,7 @@ import pytest
 from tests.adapter import ROOT, STAGES, in_threads, random_prompts, wait_until
 
 # The stage that differs most from the first that has it; with that one too in `make soak`.
-pytestmark = pytest.mark.covers("llm.py", "engine_loop.py")
+pytestmark = pytest.mark.covers("async_llm.py", "llm.py", "engine_loop.py")
 INTERACTIVE = [STAGES[3], pytest.param(STAGES[-1], marks=pytest.mark.soak)]
 
 
@@ -24,7 +24,7 @@ def stage(request):
 
 @pytest.fixture
 def engine(stage, small_checkpoint):
-    engine = stage.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=4)
+    engine = stage.AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=4)
     yield engine
     engine.close(abort=True)
     engine.llm.engine.scheduler.check_integrity()
@@ -169,7 +169,7 @@ def test_an_error_in_the_engine_reaches_every_waiter(stage, engine):
 
 def test_close_finishes_or_aborts(stage, small_checkpoint):
     for abort in (False, True):
-        engine = stage.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1)
+        engine = stage.AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1)
         step = engine.llm.engine.step
 
         def held(engine=engine, step=step):
@@ -190,7 +190,7 @@ def test_close_finishes_or_aborts(stage, small_checkpoint):
 
 
 def test_with_statement(stage, small_checkpoint):
-    with stage.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
+    with stage.AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
         assert engine.llm.generate([[1]], stage.SamplingParams(max_tokens=2))[0].finished
     with pytest.raises(RuntimeError, match="closed"):
         engine.llm.generate([[1]])
@@ -225,11 +225,11 @@ def test_interactive_from_a_pipe(stage):
 
 def test_news_that_can_not_be_made_are_an_error_for_their_reader(stage, small_checkpoint, monkeypatch):
     """No reader waits forever, in a thread or in a coroutine, and the engine goes on."""
-    llm_part, params = stage.part("llm"), stage.SamplingParams(max_tokens=3, ignore_eos=True)
-    with llm_part.AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
+    params = stage.SamplingParams(max_tokens=3, ignore_eos=True)
+    with stage.AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
         expected = engine.llm.generate([[1, 2]], params)[0].outputs[0].token_ids
         with monkeypatch.context() as patch:
-            patch.setattr(llm_part.StreamEvent, "take", lambda *_: 1 / 0)
+            patch.setattr(stage.StreamEvent, "take", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 list(engine.llm.stream([[1, 2]], params))
             with pytest.raises(ZeroDivisionError):

@@ -125,6 +125,34 @@ def test_large_scores_and_a_query_that_is_a_view(stage, backend):
     assert (attention(step[0][:, 0], *step[1:]).cpu() - expected).abs().max() < 1e-4
 
 
+NOT_FINITE = {
+    "NaN": (range(37, 38), math.nan),
+    "the last is NaN": (range(69, 70), math.nan),
+    "infinity": (range(37, 38), math.inf),
+    "a whole block of -infinity": (range(20), -math.inf),
+    "all -infinity": (range(70), -math.inf),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", NOT_FINITE)
+@pytest.mark.parametrize("head_dim", [64, 24])
+@pytest.mark.parametrize(("stage", "backend"), [pair for pair in KERNELS if pair[1] == "c"], ids=str)
+def test_scores_that_are_not_finite(stage, backend, head_dim, case, dtype):
+    """NaN stays NaN, for one, a few and many queries, so that the engine sees it; -infinity is a weight of zero."""
+    part, (positions, what) = stage.part("attention"), NOT_FINITE[case]
+    step, _ = make_step([(1, 70), (4, 70), (40, 70)], 2, head_dim, 16, dtype)
+    query, k_cache, _, tables, *_ = step
+    query.abs_()  # so that the scores are what the keys are
+    for table, position in itertools.product(tables, positions):
+        k_cache[table[position // 16], :, 5, position % 16] = what
+    expected, out = (one(*step) for one in (part.paged_attention, part.pick_backend(backend, CPU, head_dim)[1]))
+    finite = expected.isfinite()
+    assert finite.all() == (case == "a whole block of -infinity")
+    assert torch.equal(out.isfinite(), finite)
+    torch.testing.assert_close(out[finite], expected[finite])
+
+
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 7])
 @pytest.mark.parametrize("stage", WITH_TRITON, ids=str)
 def test_splits_of_the_triton_kernel(stage, num_splits):

@@ -208,7 +208,7 @@ def test_blocks_are_taken_when_tokens_need_them(stage):
 
 def test_a_prompt_finds_the_blocks_of_another(stage):
     """The chapter's two prompts: six tokens each, the first four the same. What they share is free after both."""
-    manager = stage.part("block_manager").BlockManager(6, 4)
+    manager = stage.part("block_manager").BlockManager(6, 4, True, 0.01)
     a, b = Sequence([1, 2, 3, 4, 5, 6]), Sequence([1, 2, 3, 4, 7, 8])
     assert manager.allocate(a) == 0
     manager.cache_full_blocks(a, 6)
@@ -232,7 +232,7 @@ def test_found_blocks_are_counted(stage):
 def test_a_prefix_id_is_never_used_again(stage):
     """A and B have the same first block. A's, which is entered, is taken for other tokens: B's second block comes after
     the old ones, not after these. (A duplicate takes no entry.)"""
-    manager = stage.part("block_manager").BlockManager(5, 4)
+    manager = stage.part("block_manager").BlockManager(5, 4, True, 0.01)
     a, b, others = Sequence([1, 2, 3, 4]), Sequence(range(1, 9)), Sequence(range(60, 68))
     for sequence in (a, b, others):
         manager.allocate(sequence)
@@ -267,8 +267,8 @@ def test_what_can_not_be_found_goes_first(stage):
     assert taken[-1] == named_block
 
 
-def make(stage, num_blocks=8, block_size=2, **arguments):
-    return stage.part("block_manager").BlockManager(num_blocks, block_size, watermark=0.0, **arguments)
+def make(stage, num_blocks=8, block_size=2, enable_prefix_caching=True):
+    return stage.part("block_manager").BlockManager(num_blocks, block_size, enable_prefix_caching, 0.0)
 
 
 def allocate(manager, token_ids):
@@ -380,9 +380,11 @@ def test_a_full_last_block_needs_no_copy(stage):
 
 
 def test_the_watermark_is_for_those_that_run(stage):
-    manager = stage.part("block_manager").BlockManager(10, 2, watermark=0.2)
+    manager = stage.part("block_manager").BlockManager(10, 2, True, 0.2)
     assert [manager.num_blocks_to_allocate(Sequence(range(n))) for n in (16, 17)] == [8, 9]
-    assert manager.watermark_blocks == stage.part("block_manager").BlockManager(200, 2).watermark_blocks == 2
+    assert (
+        manager.watermark_blocks == stage.part("block_manager").BlockManager(200, 2, True, 0.01).watermark_blocks == 2
+    )
     sequence, _ = allocate(manager, list(range(18)))
     sequence.token_ids.append(0)
     assert manager.can_append(sequence)
@@ -399,6 +401,6 @@ def test_the_integrity_check_can_fail(stage, damage):
     elif damage == "free":
         manager._free[block] = None
     else:
-        del manager._keys[block]
+        del manager._key_of[block]
     with pytest.raises(RuntimeError):
         manager.check_integrity()

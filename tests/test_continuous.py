@@ -157,14 +157,13 @@ class FakeRequest:
         self.num_new_tokens = self.num_tokens = prompt_len
         self.slot, self.state = None, None
         self.token_ids, self.rank, self.index, self.first_scheduled_time = self.prompt_token_ids, None, 0, None
-        self.num_cacheable, self.cost = prompt_len - 1, lambda num_tokens: num_tokens
-        self.num_fitting = lambda budget: min(prompt_len, budget)
+        self.num_cacheable, self.token_cost = prompt_len - 1, 1
 
 
 def order_of_admission(stage, requests, policy, arrive_every=0):
     """One slot, each request runs for one step; request i arrives at step i * arrive_every."""
-    memory = [stage.part("block_manager").BlockManager(1000, 16)] if stage.number >= 5 else []
-    scheduler = stage.part("scheduler").Scheduler(*memory, 1, 10_000, policy)
+    memory = [stage.part("block_manager").BlockManager(1000, 16, True, 0.01)] if stage.number >= 5 else []
+    scheduler = stage.part("scheduler").Scheduler(*memory, 1, 10_000, policy, True)
     order, arriving, step = [], list(requests), 0
     while arriving or scheduler.running or scheduler.waiting:
         while arriving and (requests.index(arriving[0]) * arrive_every <= step):
@@ -189,7 +188,7 @@ def test_policies(stage):
 @pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
 @pytest.mark.parametrize("damage", ["none", "held twice", "also free", "lost", "more than tokens"])
 def test_the_integrity_check_can_fail(stage, damage):
-    scheduler = stage.part("scheduler").Scheduler(3, 5)
+    scheduler = stage.part("scheduler").Scheduler(3, 5, "fcfs", True)
     for _ in range(2):
         scheduler.add(FakeRequest(3))
     scheduler.schedule()
@@ -210,7 +209,7 @@ def test_the_integrity_check_can_fail(stage, damage):
 
 @pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
 def test_who_comes_back_has_the_same_place(stage):
-    scheduler, requests = stage.part("scheduler").Scheduler(1, 8), [FakeRequest(n) for n in (3, 4, 5)]
+    scheduler, requests = stage.part("scheduler").Scheduler(1, 8, "fcfs", True), [FakeRequest(n) for n in (3, 4, 5)]
     for request in requests:
         scheduler.add(request)
     scheduler.clear()

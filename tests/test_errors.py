@@ -141,7 +141,7 @@ def test_in_the_background_callers_are_told_and_the_engine_goes_on(stage, small_
     """Alone, twice at once, from threads and from coroutines."""
     bad = stage.SamplingParams(max_tokens=4, logits_processors=[fails_after(1)], ignore_eos=True)
     good = stage.SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
-    with stage.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=2) as engine:
+    with stage.AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=2) as engine:
         expected = engine.llm.generate([[1, 2]], good)[0].outputs
         assert engine.llm.generate([[1, 2]], bad)[0].outputs[0].finish_reason == "error"
         with in_threads(*[lambda: engine.llm.generate([[1, 2]], bad)] * 3) as results:

@@ -470,7 +470,7 @@ def test_closing_ends_each_completion_once(stage, small_checkpoint):
         await closing
         return ends
 
-    ends = asyncio.run(collect(stage.part("llm").AsyncLLM(model=small_checkpoint, device="cpu")))
+    ends = asyncio.run(collect(stage.AsyncLLM(model=small_checkpoint, device="cpu")))
     assert sorted(index for index, _ in ends) == list(range(6))
 
 
@@ -501,7 +501,7 @@ def test_completions_of_the_async_engine(stage):
             texts[event.completion_index] += event.text
         return texts
 
-    with stage.part("llm").AsyncLLM(device="cpu") as engine:
+    with stage.AsyncLLM(device="cpu") as engine:
         assert asyncio.run(collect(engine)) == [completion.text for completion in expected.outputs]
         (output,) = engine.llm.generate("Once upon a time", params)
         assert [c.text for c in output.outputs] == [completion.text for completion in expected.outputs]
@@ -560,7 +560,7 @@ def test_how_many_tokens_may_be_found(stage, num_scored, expected):
 
 
 def test_a_batch_is_made_on_its_device(stage):
-    manager = stage.part("block_manager").BlockManager(2, 4)
+    manager = stage.part("block_manager").BlockManager(2, 4, True, 0.01)
     request = stage.make_request(stage.SamplingParams(), [1, 2])
     manager.allocate(request)
     rows = [stage.part("scheduler").Row(request, 2, True)]
@@ -713,6 +713,7 @@ def test_beams_of_the_bundled_model(stage):
     )  # fmt: skip
     assert [c.token_ids for c in output.outputs] == [row[len(prompt) :].tolist() for row in expected]
     assert output.finished
+    assert 0 < output.metrics.queue_time < output.metrics.e2e
     assert [c.index for c in output.outputs] == [0, 1, 2]
 
 
@@ -928,30 +929,31 @@ def test_blocks_are_copied_in_every_layer(stage):
         assert torch.equal(now, old[:, [0, 0, 2, 3, 0, 1]])
 
 
-@pytest.mark.covers("kv_cache.py")
+@pytest.mark.covers("kv_cache.py", "runner.py")
 def test_what_a_gpu_has_for_the_cache(stage, monkeypatch):
     """Nine tenths of what is free, minus the 400 bytes that a full step takes besides the model's 1,000."""
     calls, kv_cache, device = [], stage.part("kv_cache"), torch.device("cuda")
     monkeypatch.setattr(kv_cache, "free_memory", lambda device: 10_000)
+    runner = object.__new__(stage.part("runner").Runner)
+    runner.device, runner.try_step = device, lambda num_tokens, cache: calls.append("step")
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1000)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1400 if calls == ["reset", "step"] else 9000)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append("reset"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
-    assert kv_cache.default_cache_bytes(device, lambda: calls.append("step")) == 9000 - 400
+    assert runner.measure_step(512, None) == 400
     assert calls == ["reset", "step", "empty"]
+    assert kv_cache.default_cache_bytes(device, 400) == 9000 - 400
 
 
 @pytest.mark.covers("kv_cache.py", "runner.py")
 @pytest.mark.parametrize("num_tokens", [300, 1])
 def test_the_step_that_is_run_to_see_what_it_takes(stage, small_checkpoint, monkeypatch, num_tokens):
-    """The largest there is, one request's with all its logits. On CUDA the default size of the pool depends on it; here
-    it must at least run, over the model's limits or not, on a cache of a single block."""
-    part, steps, options = stage.part("runner"), [], dict(device="cpu", max_num_batched_tokens=num_tokens)
-    monkeypatch.setattr(part, "default_cache_bytes", lambda _, profile_run: profile_run() or 7 * BLOCK_BYTES)
-    llm = stage.LLM(small_checkpoint, **options)
-    assert llm.engine.runner.num_blocks == 7
-    monkeypatch.setattr(llm.engine.runner, "model", lambda batch, _: steps.append(batch))
-    llm.engine.runner.profile_run(llm.engine.config, llm.engine.runner.cache)
+    """One request's, with all its logits. On CUDA the default size of the pool depends on it; here it must at least
+    run, over the model's limits or not, on a cache of a single block."""
+    steps, runner = [], stage.LLM(small_checkpoint, device="cpu", num_blocks=1).engine.runner
+    runner.try_step(num_tokens, runner.cache)
+    monkeypatch.setattr(runner, "model", lambda batch, _: steps.append(batch))
+    runner.try_step(num_tokens, runner.cache)
     (step,) = steps
     assert step.query_start_loc.tolist() == [0, num_tokens]
     assert step.seq_lens.tolist() == [num_tokens]

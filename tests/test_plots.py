@@ -104,7 +104,7 @@ def test_block_map_marks_what_is_shared(babble):
     image = plots.block_map(llm.trace).axes[0].images[0].get_array()
     gray = (image == plots.to_rgb(plots.GRAY)).all(axis=-1)
     num_findable = free_blocks(llm.engine.block_manager)["num_findable"]  # and the last step's
-    released = [e["findable"] for e in llm.trace[-1].after if e["kind"] == "released"]
+    released = [e["cached"] for e in llm.trace[-1].after if e["kind"] == "released"]
     assert gray[:, -1].sum() == num_findable - sum(released) > 0
 
 

@@ -80,7 +80,7 @@ def changed(where, **changes):
         (changed("header", num_blocks=2), "line 2: block 2 is taken, and is not a free block"),
         (changed("header", free=[0, 1], num_findable=0), "line 2: block 2 is taken, and is not a free block"),
         (
-            changed("event", kind="released", block=0, findable=True),
+            changed("event", kind="released", block=0, cached=True),
             "line 2: the event 'released' has an unknown field",
         ),
         (changed("event", color="red"), "line 2: the event 'queued' has an unknown field, 'color'"),

@@ -3,6 +3,7 @@ model, however the prompt is cut up."""
 
 import asyncio
 import copy
+import itertools
 import math
 import pickle
 
@@ -172,7 +173,7 @@ def test_the_first_event_of_a_stream_has_them(stage, small_checkpoint, reference
     async def collect(engine, params):
         return [event async for event in engine.generate(PROMPTS[2], params)]
 
-    with stage.part("llm").AsyncLLM(model=small_checkpoint, device="cpu") as engine:
+    with stage.AsyncLLM(model=small_checkpoint, device="cpu") as engine:
         first, *rest = asyncio.run(collect(engine, params))
         (last,) = asyncio.run(collect(engine, only))
         (again,) = engine.llm.generate([PROMPTS[2]], params)
@@ -214,7 +215,7 @@ def test_one_that_can_not_be_scored_leaves_the_others(stage, small_checkpoint, m
 
     def damaged(batch):
         logits = forward(batch)
-        for request, rows in batch.scored:
+        for request, rows in batch.score_slices:
             token_ids = request.prompt_token_ids[len(request.prompt_logprobs) :][: rows.stop - rows.start]
             logits[rows][[token_id == bad for token_id in token_ids]] = torch.nan
         return logits
@@ -281,17 +282,29 @@ def test_a_scored_token_counts_as_several_in_the_budget(stage, small_checkpoint,
     assert [[row.num_tokens for row in rows] for rows in steps] == [[3]] * 13 + [[1, 17]]
 
 
-def test_how_many_tokens_fit(stage):
-    """Of ten, the last is not scored. At least one, so that no request waits forever."""
-    SCORED, budgets = stage.part("scoring").SCORED, (1, 8, 15, 16, 72, 73, 99)
-    assert SCORED == 8
+def test_what_a_token_costs(stage):
+    """Of ten, the last is not scored. At least one fits, so that no request waits forever."""
+    memory = [stage.part("block_manager").BlockManager(8, 16, True, 0.01)] if stage.number >= 5 else []
+    scheduler = stage.part("scheduler").Scheduler(*memory, 1, 99, "fcfs", True)
     asked = stage.SamplingParams(prompt_logprobs=0)
     plain, scored = (stage.make_request(params, range(10)) for params in (stage.SamplingParams(), asked))
-    assert [plain.num_fitting(budget) for budget in budgets] == [1, 8, *[10] * 5]
-    assert [scored.num_fitting(budget) for budget in budgets] == [1, 1, 1, 2, 9, 10, 10]
-    scored.prompt_logprobs.num_scored, scored.num_computed_tokens = 7, 7
-    assert [scored.num_fitting(budget) for budget in budgets] == [1, 1, 1, 2, 3, 3, 3]
-    assert [scored.cost(num_tokens) for num_tokens in (1, 2, 3)] == [8, 16, 17]
+    for manager, request in itertools.product(memory, (plain, scored)):
+        manager.allocate(request)
+
+    def take(request, budget):
+        """How many of a request's tokens a step takes, and what is then left of its budget."""
+        scheduler.budget = budget
+        return scheduler._take(request).num_tokens, scheduler.budget
+
+    budgets = (1, 8, 15, 16, 80, 99)
+    assert (plain.token_cost, scored.token_cost) == (1, 8)
+    assert [take(plain, budget) for budget in budgets] == [(1, 0), (8, 0), (10, 5), (10, 6), (10, 70), (10, 89)]
+    assert [take(scored, budget) for budget in budgets] == [(1, 0), (1, 0), (1, 0), (2, 0), (10, 0), (10, 19)]
+    scored.prompt_logprobs.num_scored, scored.num_computed_tokens = 9, 9
+    assert scored.token_cost == 1
+    assert take(scored, 1) == (1, 0)
+    scored.num_computed_tokens = 0  # it was preempted: what is computed once more is not scored again
+    assert scored.token_cost == 1
 
 
 def test_a_scored_prompt_that_may_not_be_cut(stage, small_checkpoint, reference):

@@ -219,10 +219,10 @@ def test_run_takes_the_longest_prompts_first(stage, small_checkpoint, sort):
 # --- From stage 4 on: rows that the scheduler picks -------------------------------------------------------------------
 
 
-def scheduler_of(stage, max_num_seqs, budget, num_blocks=100, caching=False, **how):
+def scheduler_of(stage, max_num_seqs, budget, num_blocks=100, caching=False, chunked=True):
     """A Scheduler; from stage 5 on with a pool of blocks of 4."""
     pool = [stage.part("block_manager").BlockManager(num_blocks, 4, caching, 0.0)] if stage.number >= 5 else []
-    return stage.part("scheduler").Scheduler(*pool, max_num_seqs, budget, **how)
+    return stage.part("scheduler").Scheduler(*pool, max_num_seqs, budget, "fcfs", chunked)
 
 
 def add(stage, scheduler, *lengths):
@@ -270,7 +270,7 @@ def test_the_four_steps_of_the_chapter(stage):
     ],
 )
 def test_who_is_admitted(stage, lengths, whole, rows):
-    scheduler = scheduler_of(stage, 3, 6, enable_chunked_prefill=not whole)
+    scheduler = scheduler_of(stage, 3, 6, chunked=not whole)
     requests = add(stage, scheduler, *lengths)
     assert step(scheduler, requests) == rows
     times = [request.first_scheduled_time for request in requests]
@@ -332,9 +332,9 @@ def test_write_puts_keys_into_blocks(stage):
 
 
 @on(5)
-def test_batch_has_places_from_the_tables(stage):
+def test_batch_has_slots_from_the_tables(stage):
     """A's decode, and two of B's four tokens."""
-    manager = stage.part("block_manager").BlockManager(9, 4, False)
+    manager = stage.part("block_manager").BlockManager(9, 4, False, 0.01)
     a, b = make(stage, [1, 2, 3, 4], [5]), make(stage, [6, 7, 8, 9])
     for request in (a, b):
         manager.allocate(request)
@@ -460,7 +460,7 @@ def test_room_ahead_and_back(stage):
 def test_verified(stage):
     """A guessed 6 and 7. If 6 is right, its next token comes from the next row; otherwise the rows after it saw a wrong
     token. Nothing follows a token that ends the output."""
-    manager, row = stage.part("block_manager").BlockManager(9, 4, False), stage.part("scheduler").Row
+    manager, row = stage.part("block_manager").BlockManager(9, 4, False, 0.01), stage.part("scheduler").Row
     a, b = make(stage, A, [5]), make(stage, B)
     for request in (a, b):
         manager.allocate(request)
@@ -470,14 +470,14 @@ def test_verified(stage):
     a.output_token_ids.append(6)
     b.output_token_ids.append(9)
     batch = batch.verified()
-    assert (batch.ready, list(batch.sampled)) == ([a], [1])
+    assert (batch.ready, list(batch.sample_indices)) == ([a], [1])
     assert [(num_tokens, ready) for _, num_tokens, ready in batch.rows] == [(1, True)]  # computed with the guess
     assert batch.num_tokens == 0
     a.output_token_ids.append(8)
     assert batch.verified().rows == []
     a.output_token_ids[-1] = 7
     last = batch.verified()
-    assert (last.ready, list(last.sampled)) == ([a], [2])  # the row after the last right guess
+    assert (last.ready, list(last.sample_indices)) == ([a], [2])  # the row after the last right guess
     a.finish("stop")
     assert batch.verified().rows == []
 

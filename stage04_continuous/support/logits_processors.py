@@ -1,7 +1,6 @@
 """Logits processors, applied before penalties; and `min_tokens`.
 
-A processor is a function of its arguments alone, so a request gets the same tokens alone, in any batch, and after a
-preemption.
+A processor is a function of its arguments alone, so a request gets the same tokens alone and in any batch.
 """
 
 import math

@@ -13,6 +13,7 @@
  * takes the next one. `attend_plainly` is the idea in plain loops, for heads and blocks of any size: read it
  * first. `attend_fast` computes the same at the speed of memory, for GPT-2's heads of 64 numbers.
  */
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -51,9 +52,9 @@ static inline float number(const char *cache, int64_t i, int dtype) {
     const uint32_t half = ((const uint16_t *)cache)[i];
     union { uint32_t bits; float number; } x = {half << 16}; /* a bfloat16 is the upper half of a float32 */
     if (dtype == BFLOAT16) return x.number;
-    x.bits = (half & 0x7fff) << 13;
-    x.number *= 0x1p112f; /* a float16's exponent has another bias; infinity becomes 65536 */
-    x.bits |= (half & 0x8000) << 16;
+    x.bits = (half & 0x8000) << 16 | (half & 0x7fff) << 13;
+    x.number *= 0x1p112f; /* a float16's exponent has another bias */
+    if ((half & 0x7c00) == 0x7c00) x.bits |= 0x7f800000; /* infinity and NaN */
     return x.number;
 }
 
@@ -64,7 +65,7 @@ static inline float number(const char *cache, int64_t i, int dtype) {
 static void attend_plainly(const Cache *c, const int64_t *table, int64_t head, const float *query, float *out,
                            int64_t num_keys) {
     const int64_t dim = c->head_dim, size = c->block_size;
-    float maximum = -INFINITY, sum = 0, weighted[MAX_DIM] = {0};
+    float maximum = -FLT_MAX, sum = 0, weighted[MAX_DIM] = {0};
     for (int64_t p = 0, count; p < num_keys; p += count) {
         const int64_t row = p % size, start = (table[p / size] * c->n_head + head) * dim * size;
         count = at_most(at_most(num_keys - p, size - row), PART);
@@ -117,22 +118,23 @@ static void attend_plainly(const Cache *c, const int64_t *table, int64_t head, c
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef int16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 /* LANES numbers from memory, as float32: see number(). */
 INLINE vec read(const char *from, int dtype) {
     if (dtype == FLOAT32) return *(const vec *)from;
     const ivec bits = __builtin_convertvector(*(const hvec *)from, ivec);
     if (dtype == BFLOAT16) return (vec)(bits << 16);
-    const vec magnitude = (vec)((bits & 0x7fff) << 13) * 0x1p112f;
-    return (vec)((ivec)magnitude | (bits & 0x8000) << 16);
+    const vec x = (vec)(bits << 13 & (int32_t)0x8fffe000) * 0x1p112f;
+    return (vec)((ivec)x | (((bits & 0x7c00) == 0x7c00) & 0x7f800000));
 }
 
-INLINE vec larger(vec a, vec b) { return (vec)(((ivec)a & (a > b)) | ((ivec)b & (a <= b))); }
+/* The second one if one is NaN. */
+INLINE vec larger(vec a, vec b) { return (vec)(((ivec)a & (a > b)) | ((ivec)b & ~(a > b))); }
 
-/* e^x for x <= 0, to 2e-7: 2^n e^r with |r| <= ln(2) / 2, and e^r by its Taylor polynomial. */
+/* e^x for x <= 0, to 2e-7: 2^n e^r with |r| <= ln(2) / 2, and e^r by its Taylor polynomial. NaN stays NaN. */
 INLINE vec exponential(vec x) {
-    x = larger(x, (vec){0} - 87.0f);                       /* below, n + 127 is no valid exponent */
+    x = larger((vec){0} - 87.0f, x);                       /* below, n + 127 is no valid exponent */
     vec n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* adding 1.5 * 2^23 rounds to a whole number */
     vec r = x - n * 0.693359375f + n * 2.12194440e-4f;     /* ln(2) in two parts: an exact product */
     vec p = r * 1.3888889e-3f + 8.3333333e-3f;
@@ -160,7 +162,7 @@ INLINE void load_queries(State *s, const Item *item, const int max_rows) {
     for (int r = 0; r < max_rows; r++) {
         for (int d = 0; d < DIM; d++) s->query[r][d] = r < item->rows ? item->query[r * stride + d] : 0;
         for (int v = 0; v < VECS; v++) s->weighted[r][v] = (vec){0};
-        s->maximum[r] = -INFINITY, s->sum[r] = (vec){0};
+        s->maximum[r] = -FLT_MAX, s->sum[r] = (vec){0};
     }
 }
 
@@ -212,7 +214,7 @@ INLINE void softmax_step(State *s, int r, int tiles, int visible) {
     vec sum = s->sum[r] * shrink;
     for (int t = 0; t < tiles; t++) {
         const vec scores = s->weights[r][t], e = exponential(scores - highest);
-        const vec weights = (vec)((ivec)e & (scores > -INFINITY)); /* 0 for a hidden key */
+        const vec weights = (vec)((ivec)e & (scores != -INFINITY)); /* 0 for a hidden key */
         s->weights[r][t] = weights, sum += weights;
     }
     s->sum[r] = sum, s->maximum[r] = highest;

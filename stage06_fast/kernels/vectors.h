@@ -59,6 +59,7 @@ INLINE vec multiply_add(vec sum, vec a, vec b) {
     return sum + a * b;
 #endif
 }
+/* The second one if one is NaN. */
 INLINE vec larger(vec a, vec b) {
 #ifdef __AVX512F__
     return (vec)_mm512_max_ps((__m512)a, (__m512)b);
@@ -66,7 +67,7 @@ INLINE vec larger(vec a, vec b) {
     typedef float m256 __attribute__((vector_size(32)));
     return (vec)__builtin_ia32_maxps256((m256)a, (m256)b);
 #else
-    return (vec)(((ivec)a & (a > b)) | ((ivec)b & (a <= b)));
+    return (vec)(((ivec)a & (a > b)) | ((ivec)b & ~(a > b)));
 #endif
 }
 
@@ -91,9 +92,16 @@ INLINE vec fetch(const void *from, int format) {
     if (format == FLOAT32) return *(const vec *)from;
     const ivec bits = __builtin_convertvector(*(const hvec *)from, ivec);
     if (format == BFLOAT16) return (vec)(bits << 16); /* the upper half of a float32 */
-    /* The exponents of float16 and float32 have biases of 15 and 127. Infinity becomes 65536. */
-    const vec magnitude = (vec)((bits & 0x7fff) << 13) * 0x1p112f;
-    return (vec)((ivec)magnitude | (bits & 0x8000) << 16);
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(from));
+#elif defined(__F16C__) && LANES == 8
+    typedef int16_t m128 __attribute__((vector_size(16)));
+    return (vec)__builtin_ia32_vcvtph2ps256((m128)*(const hvec *)from);
+#else
+    /* The exponents of float16 and float32 have biases of 15 and 127; the largest is that of infinity and NaN. */
+    const vec x = (vec)(((bits & 0x8000) << 16) | ((bits & 0x7fff) << 13)) * 0x1p112f;
+    return (vec)((ivec)x | (((bits & 0x7c00) == 0x7c00) & 0x7f800000));
+#endif
 }
 
 /* The even or the odd ones of LANES pairs of bfloat16, as float32. */
@@ -191,11 +199,11 @@ INLINE vec reciprocal(vec x) {
 #endif
 }
 
-/* e^x for x <= 0, to 3e-7: 2^n 2^r with |r| <= 1/2, and 2^r by the closest polynomial of degree 5. */
+/* e^x for x <= 0, to 3e-7: 2^n 2^r with |r| <= 1/2, and 2^r by the closest polynomial of degree 5. NaN stays NaN. */
 INLINE vec exponential(vec x) {
     /* Adding 1.5 * 2^23 leaves no bits after the point. */
-    const vec rounded = larger(x, splat(-87.0f)) * 1.44269504f + 12582912.0f;
-    const vec r = larger(x, splat(-87.0f)) * 1.44269504f - (rounded - 12582912.0f);
+    const vec rounded = larger(splat(-87.0f), x) * 1.44269504f + 12582912.0f;
+    const vec r = larger(splat(-87.0f), x) * 1.44269504f - (rounded - 12582912.0f);
     vec p = r * 1.32764715e-3f + 9.67554159e-3f;
     p = (((p * r + 5.55071328e-2f) * r + 2.40221197e-1f) * r + 6.93146967e-1f) * r + 1.0f;
     return (vec)((ivec)p + ((ivec)rounded << 23)); /* n is in the lowest bits, and is added to the exponent */

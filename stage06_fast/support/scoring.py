@@ -119,7 +119,7 @@ def score_prompts(logits: Tensor, scored: Sequence[tuple[Any, slice]]) -> None:
 
     Args:
         logits: [n_logits, vocab_size]
-        scored: requests, each with its rows of the logits; see `Batch.scored`.
+        scored: requests, each with its rows of the logits; see `Batch.score_slices`.
     """
     for request, rows in scored:
         token_ids = torch.tensor(next_token_ids(request, rows), dtype=torch.int64, device=logits.device)

@@ -112,7 +112,7 @@ __attribute__((noinline)) float softmax(float *scores, int64_t visible, int64_t 
     }
     for (int64_t j = whole; j < padded; j += LANES) {
         const vec score = load(scores + j), any = exponential(score - maximum);
-        const vec e = (vec)((ivec)any & (score > -INFINITY));
+        const vec e = (vec)((ivec)any & (score != -INFINITY));
         sum += e;
         write_row(weights, row, j, e);
     }

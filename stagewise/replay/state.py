@@ -164,8 +164,8 @@ class State:
                 self.num_findable -= place >= len(self.free) - self.num_findable
                 del self.free[place]
             case "released":
-                self.free.insert(len(self.free) if event["findable"] else 0, event["block"])
-                self.num_findable += event["findable"]
+                self.free.insert(len(self.free) if event["cached"] else 0, event["block"])
+                self.num_findable += event["cached"]
             case "restarted":
                 self.free, self.num_findable = list(range(self.num_blocks)), 0
                 for completion in self.completions.values():

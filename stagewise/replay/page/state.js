@@ -189,8 +189,8 @@ class State {
         break;
       }
       case "released":
-        this.free.splice(event.findable ? this.free.length : 0, 0, event.block);
-        this.numFindable += event.findable;
+        this.free.splice(event.cached ? this.free.length : 0, 0, event.block);
+        this.numFindable += event.cached;
         break;
       case "restarted":
         this.free = Array.from({ length: this.numBlocks }, (_, i) => i);
