@@ -14,7 +14,7 @@ from stagewise.replay.__main__ import main, webbrowser
 from stagewise.replay.state import states
 from stagewise.trace_file import read_traces
 from tests import made_traces
-from tests.adapter import ROOT
+from tests.adapter import ROOT, refusal
 
 MADE = {
     "stage 1": lambda: made_traces.static("stage01_single"),
@@ -173,11 +173,19 @@ def test_stage_1_computes_everything_again(tmp_path):
     assert last.counts["recomputed"] > last.counts["useful"]
 
 
-def test_who_was_preempted_is_computed_again(tmp_path):
+def test_what_was_lost_is_computed_again(tmp_path):
+    """By a preemption, and by a step that failed, after which all requests are queued again."""
     trace = read_traces(made_traces.write(tmp_path / "trace.jsonl", *MADE["stage 5"]()))[0]
     *_, last = states(trace)
     assert last.counts["preemptions"] >= 1
     assert last.counts["recomputed"] > 0
+    header, (first, *_) = made_traces.slots(num_requests=1, budget=200)
+    (queued, admitted), (row,) = first["before"], first["rows"]
+    queued = {**queued, "output_token_ids": [first["after"][0]["token_id"]]}
+    row = {**row, "num_tokens": row["num_tokens"] + 1}
+    again = {**first, "step": 1, "before": [{"kind": "restarted"}, queued, admitted], "rows": [row], "texts": {}}
+    *_, last = states(read_traces(write_lines(tmp_path / "trace.jsonl", header, first, again))[0])
+    assert (last.counts["recomputed"], last.counts["useful"]) == (row["num_tokens"] - 1, row["num_tokens"])
 
 
 def test_beams_replace_each_other(tmp_path):
@@ -290,18 +298,6 @@ def test_colors_of_requests_mean_nothing_else():
 # --- The command line -----------------------------------------------------------------------------------------------
 
 
-def error_of(capsys, *argv):
-    try:
-        status = main([str(arg) for arg in argv])
-    except SystemExit as end:
-        status = end.code
-    output = capsys.readouterr()
-    assert status == 2
-    assert output.out == ""
-    assert output.err.count("\n") == 1
-    return output.err
-
-
 def test_command_line(tmp_path, capsys):
     one, html = tmp_path / "one.jsonl", tmp_path / "run.html"
     made_traces.write(one, *made_traces.slots())
@@ -331,21 +327,24 @@ def test_a_page_with_its_story_is_opened(tmp_path, capsys, monkeypatch):
     assert main([str(tmp_path / "one.jsonl"), "-o", str(tmp_path / "run.html")]) == 0
     for text, words in (("[one]", "the story one has no 'stops'"), ("[one", "stories.toml: ")):
         (tmp_path / "stories.toml").write_text(text)
-        assert words in error_of(capsys, tmp_path / "one.jsonl", "-o", tmp_path / "run.html")
+        assert words in refusal(main, tmp_path / "one.jsonl", "-o", tmp_path / "run.html")
 
 
-def test_command_line_refuses(tmp_path, capsys):
+def test_command_line_refuses(tmp_path):
     one, html, own = tmp_path / "one.jsonl", tmp_path / "run.html", tmp_path / "own.html"
     made_traces.write(one, *made_traces.slots())
     own.write_text("<!doctype html>\n<title>mine</title>")
-    assert "say where the page goes" in error_of(capsys, one)
-    assert "at most 2 runs" in error_of(capsys, one, one, one, "-o", html)
-    assert "was not made by replay" in error_of(capsys, one, "-o", own)
-    assert "is already used in this command" in error_of(capsys, one, "-o", one)
-    assert "not a regular file" in error_of(capsys, one, "-o", tmp_path)
-    assert "No such file" in error_of(capsys, tmp_path / "none.jsonl", "-o", html)
-    assert "unrecognized arguments" in error_of(capsys, one, "-o", html, "--perfetto", "x")
-    assert "the following arguments are required" in error_of(capsys)
+    for arguments, says in (
+        ([one], "say where the page goes"),
+        ([one, one, one, "-o", html], "at most 2 runs"),
+        ([one, "-o", own], "was not made by replay"),
+        ([one, "-o", one], "is already used in this command"),
+        ([one, "-o", tmp_path], "not a regular file"),
+        ([tmp_path / "none.jsonl", "-o", html], "No such file"),
+        ([one, "-o", html, "--perfetto", "x"], "unrecognized arguments"),
+        ([], "the following arguments are required"),
+    ):
+        assert says in refusal(main, *arguments)
     assert own.read_text().endswith("<title>mine</title>")
     assert not html.exists()
 
