@@ -59,10 +59,7 @@ def changed(where, **changes):
         (["Once upon a time"], "line 1: not JSON: Expecting value at column 1"),
         (["[1, 2]"], "line 1: not a trace"),
         ([{"prompt": "Once"}], "line 1: not a trace"),
-        (
-            [{"step": 0, "start": 1.0, "seconds": 0.1, "rows": []}],
-            "line 1: a version 1 trace, which has no header: r",
-        ),
+        ([{"step": 0, "start": 1.0, "seconds": 0.1, "rows": []}], "line 1: a version 1 trace, which has no header: r"),
         (changed("header", trace=3), "line 1: a trace of version 3, but this program reads 4"),
         (changed("header", stage="stage09_dreams"), "line 1: unknown stage 'stage09_dreams'"),
         (changed("header", model=...), "line 1: the header lacks 'model'"),
@@ -84,10 +81,7 @@ def changed(where, **changes):
             "line 2: the event 'released' has an unknown field",
         ),
         (changed("event", color="red"), "line 2: the event 'queued' has an unknown field, 'color'"),
-        (
-            [*changed("header")[:2], "{]"],
-            "line 3: not JSON: Expecting property name enclosed",
-        ),
+        ([*changed("header")[:2], "{]"], "line 3: not JSON: Expecting property name enclosed"),
         (
             changed("header", num_blocks=3 * 10**9),
             "line 1: the header: num_blocks can't be 3000000000, over 10,000,000",
@@ -230,21 +224,9 @@ def test_page_is_one_file_with_the_trace_in_it(tmp_path):
 # Simulation of Color Vision Deficiency", severity 1.0 of protanomaly, deuteranomaly, tritanomaly.
 EYES = {
     "all cones": np.eye(3),
-    "no red": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "no green": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "no blue": [
-        [1.255528, -0.076749, -0.178779],
-        [-0.078411, 0.930809, 0.147602],
-        [0.004733, 0.691367, 0.303900],
-    ],
+    "no red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "no green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "no blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
 }
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])  # of linear sRGB
 
