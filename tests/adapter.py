@@ -24,18 +24,38 @@ from tools.engines import TINYTALES, random_prompts  # noqa: F401
 from tools.sync_stages import ROOT, read_stages
 
 
+def outcome(main, *arguments) -> tuple[int, str, str]:
+    """Run a command in this process: exit status, stdout, stderr."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        try:
+            status = main([str(one) for one in arguments])
+        except SystemExit as exit:  # argparse
+            status = exit.code
+    return status, stdout.getvalue(), stderr.getvalue()
+
+
+def refusal(main, *arguments) -> str:
+    """The one line with which a command refuses bad input, with status 2 and nothing on stdout."""
+    status, stdout, stderr = outcome(main, *arguments)
+    lines = [line for line in stderr.splitlines() if " on cpu (" not in line]  # where the model runs
+    assert (status, stdout, len(lines)) == (2, "", 1), (arguments, stderr)
+    return lines[0]
+
+
 class Stage(engines.Stage):
     """A stage as tests see it: with its command line."""
 
-    def main(self, *arguments: str) -> tuple[int, str, str]:
+    def main(self, *arguments) -> tuple[int, str, str]:
         """Run the command line in this process: exit status, stdout, stderr."""
-        stdout, stderr = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-            try:
-                status = cli.main(self, [str(a) for a in arguments], f"python -m {self.command}")
-            except SystemExit as exit:  # argparse
-                status = exit.code
-        return status, stdout.getvalue(), stderr.getvalue()
+        return outcome(self._main, *arguments)
+
+    def refusal(self, *arguments) -> str:
+        """The line with which the command line refuses bad input."""
+        return refusal(self._main, *arguments)
+
+    def _main(self, argv: list[str]) -> int:
+        return cli.main(self, argv, f"python -m {self.command}")
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen:
         """Start the command line as a user would, in a process of its own; with the checkpoint's weights, as in this

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -16,12 +17,12 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file, save_file
 
-from stagewise import batch_file, cli, push, score
+from stagewise import batch_file, cli, manifest, push, score, trace_file
 from stagewise.dataset import read_dataset
 from stagewise.openai.limits import Limits
 from stagewise.sampling import Sampling
 from stagewise.serving.service import Run, Service
-from tests.adapter import ROOT, STAGES
+from tests.adapter import ROOT, STAGES, outcome, refusal
 
 try:
     import fcntl
@@ -29,8 +30,14 @@ except ModuleNotFoundError:  # Windows
     fcntl = None
 
 NUMBERS = (2, 5)  # of the stages that this runs on, see conftest.py
+ONE = STAGES[4]  # where a stage only has to be there
 
 QUICK = ["--max-tokens", "8", "--quiet"]
+
+
+def write_lines(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
 def write_input(path, count=20):
@@ -72,7 +79,7 @@ def by_id(results):
 
 def test_results_carry_the_input_and_the_answer(batched_stage, tmp_path):
     """The answers are what `generate` gives."""
-    lines, output = write_input(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    lines, output = write_input(tmp_path / "in.jsonl", count=12), tmp_path / "out.jsonl"
     command = ("--input", tmp_path / "in.jsonl", "--output", output, "--temperature", "0", *QUICK)
     assert batched_stage.main(*command) == (0, "", "")
     results = {result["id"]: result for result in read_results(output)}
@@ -148,24 +155,42 @@ def test_bad_lines_become_error_lines(batched_stage, tmp_path):
     assert all(result["token_ids"] for result in good)
 
 
-@pytest.mark.parametrize("problem", ["no output", "exists", "same file", "no input", "no directory", "prompts too"])
-def test_bad_paths(batched_stage, tmp_path, problem):
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"prompt": "a"}\n')
+def test_wrong_paths_are_refused_before_the_work(tmp_path):
+    """In one line, and no file is changed. Pipes would block, and devices could be read forever."""
+    source, output, new = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "new.jsonl"))
+    (tmp_path / "sub").mkdir()
+    source.write_text('{"prompt": "a", "id": 1}\n')
     output.write_text("precious\n")
-    arguments = {
-        "no output": ["--input", source],
-        "exists": ["--input", source, "--output", output],
-        "same file": ["--input", source, "--output", source, "--resume"],
-        "no input": ["--input", tmp_path / "none.jsonl", "--output", output],
-        "no directory": ["--input", source, "--output", tmp_path / "none" / "out.jsonl"],
-        "prompts too": ["--input", source, "--output", output, "--prompts", "a"],
-    }[problem]
-    status, stdout, stderr = batched_stage.main(*arguments)
-    assert (status, stdout) == (2, "")
-    assert len(stderr.strip().split("\n")) == 1
-    assert source.read_text() == '{"prompt": "a"}\n'
-    assert output.read_text() == "precious\n"
+    batch = ["--input", source, "--output"]
+    cases = [
+        (["--input", source], "--input needs --output"),
+        ([*batch, output], f"--output {output} exists: add --resume"),
+        ([*batch, source, "--resume"], "is the input file"),
+        (["--input", tmp_path / "none", *batch[2:], output], f"{tmp_path / 'none'}"),
+        ([*batch, tmp_path / "none" / "out.jsonl"], f"there is no directory {tmp_path / 'none'}"),
+        ([*batch, output, "--prompts", "a"], "--prompts"),
+    ]
+    if os.name == "posix":
+        os.mkfifo(tmp_path / "fifo")
+        for place in (tmp_path, tmp_path / "fifo", "/dev/zero", "/dev/null"):
+            for flag in ("--input", "--output", "--trace"):
+                paths = {"--input": source, "--output": new, flag: place}
+                cases.append(([*itertools.chain(*paths.items()), "--resume"], f"{flag} {place} is not a regular file"))
+        os.link(source, tmp_path / "hard")
+        for link, to in (("to-in", source), ("to-out", output), ("to-new", new)):
+            os.symlink(to, tmp_path / link)
+        for place in (output, new):
+            for name in ("in.jsonl", "hard", "to-in", "sub/../in.jsonl", place.name, f"to-{place.stem}"):
+                cases.append(([*batch, place, "--resume", "--trace", f"{tmp_path}/{name}"], "put too"))
+    for arguments, says in cases:
+        new.unlink(missing_ok=True)  # a trace must not lead to it, there or not
+        assert says in ONE.refusal(*arguments)
+        assert (source.read_text(), output.read_text()) == ('{"prompt": "a", "id": 1}\n', "precious\n")
+        assert not new.exists() or new.read_text() == ""
+    for content in ("my notes\nlast line without newline", "a line", "\n\nx", '{"prompt": "b"}', '{"prompt": "a"}'):
+        new.write_text(content)
+        assert "--resume" in ONE.refusal(*batch, new, "--resume", *QUICK)
+        assert new.read_text() == content
 
 
 def test_a_line_is_written_as_soon_as_it_is_done(batched_stage, tmp_path, monkeypatch):
@@ -289,85 +314,73 @@ def test_output_is_strict_json(batched_stage, tmp_path, small_checkpoint):
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_resume_refuses_another_arithmetic(stage, tmp_path):
     """Another attention backend, or fewer of stage 6's optimizations, changes the last bits; the error names them."""
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"prompt": "A fox", "id": 1}\n')
+    source, output = write_lines(tmp_path / "in.jsonl", {"prompt": "A fox", "id": 1}), tmp_path / "out.jsonl"
     batch = ("--input", source, "--output", output, *QUICK)
     assert stage.main(*batch)[0] == 0
-    run = json.loads(Path(f"{output}.run.json").read_text())
-    assert "attention: c" in run["arithmetic"]
-    others = [("--attention-backend", "torch")] + [("--disable", "linear")] * (stage.number >= 6)
-    for other in others:
-        status, _, stderr = stage.main(*batch, "--resume", *other)
-        assert status == 2
-        assert "--resume: arithmetic is 'products: " in stderr
+    assert "attention: c" in json.loads(Path(f"{output}.run.json").read_text())["arithmetic"]
+    for other in [("--attention-backend", "torch")] + [("--disable", "linear")] * (stage.number >= 6):
+        assert "--resume: arithmetic is 'products: " in stage.refusal(*batch, "--resume", *other)
     assert stage.main(*batch, "--resume")[0] == 0
 
 
-def test_resume_refuses_lines_that_are_no_results_of_the_input(batched_stage, tmp_path):
+def test_resume_refuses_lines_that_are_no_results_of_the_input(tmp_path):
     """Even if the manifest is this run's: the output was replaced by another file."""
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"prompt": "A fox", "id": 1, "answer": "red"}\n')
-    assert batched_stage.main("--input", source, "--output", output, *QUICK)[0] == 0
-    whole = output.read_bytes()
-    for result, says in (
-        ({"prompt": "A bear", "id": 1, "answer": "red", "text": ""}, "the input line with this id has other fields"),
-        ({"prompt": "A fox", "id": 2, "answer": "red", "text": ""}, "the input has no such id"),
-        ({"prompt": "A fox", "id": 1, "text": ""}, "lacks the field 'answer' of the input line"),
-        ({"prompt": "A fox", "id": 1, "answer": "red"}, "it has no text, outputs"),
-        (None, "an earlier line has the same id, 1"),
+    output, line = tmp_path / "out.jsonl", {"prompt": "A fox", "id": 1, "answer": "red"}
+    source = write_lines(tmp_path / "in.jsonl", line, openai_request("2"))
+    batch = ("--input", source, "--output", output, *QUICK)
+    assert ONE.main(*batch)[0] == 0
+    request, own = sorted(output.read_bytes().splitlines(keepends=True), key=id_of)
+    for results, says in (
+        (({**line, "prompt": "A bear", "text": ""},), "the input line with this id has other fields"),
+        (({**line, "id": 2, "text": ""},), "the input has no such id"),
+        (({"prompt": "A fox", "id": 1, "text": ""},), "lacks the field 'answer' of the input line"),
+        ((line,), "it has no text, outputs"),
+        ((own, own), "an earlier line has the same id, 1"),
+        ((request, request), "an earlier line has the same id, '2'"),
     ):
-        before = whole * 2 if result is None else json.dumps(result).encode() + b"\n"
+        before = b"".join(one if isinstance(one, bytes) else json.dumps(one).encode() + b"\n" for one in results)
         output.write_bytes(before)
-        status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
-        assert status == 2
-        assert f"line {1 if result else 2} is not a result of this input" in stderr
-        assert says in stderr
+        said = ONE.refusal(*batch, "--resume")
+        assert f"line {len(results)} is not a result of this input" in said
+        assert says in said
         assert output.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "content", ["my notes\nlast line without newline", "a line", "\n\nx", '{"prompt": "A bear"}', '{"prompt": "A fox"}']
-)
-def test_resume_leaves_a_foreign_file_as_it_is(batched_stage, tmp_path, content):
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"prompt": "A fox", "id": 1}\n')
-    output.write_text(content)
-    status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
-    assert status == 2
-    assert "--resume" in stderr
-    assert output.read_text() == content
-
-
-def test_ids_that_look_like_numbers_of_lines(batched_stage, tmp_path):
+def test_ids_that_look_like_numbers_of_lines(tmp_path):
     """A line without an id gets a unique one; NaN, which Python's JSON has, is carried; resume agrees."""
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text(
-        '{"prompt": "A fox", "id": "line-2", "x": NaN}\n{"prompt": "A bear"}\n{"prompt": "A cat", "id": "line-2+"}\n'
-    )
-    assert batched_stage.main("--input", source, "--output", output, *QUICK)[0] == 0
+    lines = {"prompt": "A fox", "id": "line-2", "x": math.nan}, {"prompt": "A bear"}, {"prompt": "A", "id": "line-2+"}
+    source, output = write_lines(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
+    batch = ("--input", source, "--output", output, *QUICK)
+    assert ONE.main(*batch)[0] == 0
     assert sorted(result["id"] for result in read_results(output)) == ["line-2", "line-2+", "line-2++"]
     content = output.read_bytes()
     output.write_bytes(content[: content.index(b"\n") + 1])
-    assert batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)[0] == 0
+    assert ONE.main(*batch, "--resume")[0] == 0
     assert sorted(output.read_bytes().split(b"\n")) == sorted(content.split(b"\n"))
 
 
 def test_seed_of_a_line_is_its_own(batched_stage, tmp_path):
     """Lines without a seed draw by the engine's seed and their number, as an editor counts: other lines around them
-    change nothing."""
+    change nothing, nor does a run that resumes after some of them."""
     line = '{"prompt": "Once upon a time", "id": "x"}\n'
-    (tmp_path / "a.jsonl").write_text('{"prompt": "A fox"}\n\n' + line + '{"prompt": "A bear"}\n')
-    (tmp_path / "b.jsonl").write_text("broken\n\n" + line)
     seed = batched_stage.part("philox").derive_seed(5, 3)
     params = batched_stage.SamplingParams(max_tokens=8, temperature=0.8, seed=seed)
     (expected,) = batched_stage.engine().generate("Once upon a time", params)[0].outputs
-    for name in "ab":
+    for name, content in (
+        ("a", '{"prompt": "A fox"}\n\n' + line + '{"prompt": "A bear"}\n'),
+        ("b", "broken\n\n" + line),
+    ):
         source, output = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.out"
-        batched_stage.main("--input", source, "--output", output, "--seed", 5, *QUICK)
-        assert [r["token_ids"] for r in read_results(output) if r["id"] == "x"] == [expected.token_ids]
+        source.write_text(content)
+        batch = ("--input", source, "--output", output, "--seed", 5, *QUICK)
+        for resume in ((), ("--resume",)):
+            batched_stage.main(*batch, *resume)
+            results = output.read_bytes().splitlines(keepends=True)
+            assert [r["token_ids"] for r in map(json.loads, results) if r["id"] == "x"] == [expected.token_ids]
+            output.write_bytes(b"".join(one for one in results if json.loads(one)["id"] != "x"))
 
 
-def test_lines_that_are_hard_to_read(batched_stage, tmp_path):
+def test_lines_that_are_hard_to_read(tmp_path):
     """Nested as deep as can be read, or deeper; very long ids and numbers, twice: an error or a result for each."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [
@@ -378,12 +391,10 @@ def test_lines_that_are_hard_to_read(batched_stage, tmp_path):
     lines += ['{"prompt": "\0"}', '{"prompt": "A", "sampling": {"' + "y" * 10**5 + '": 1}}', "NaN", '"A"']
     source.write_text("\n".join(lines) + "\n")
     for _ in range(2):
-        status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
-        assert status == 1, stderr
-        assert stderr.count("\n") == 1
+        status, _, stderr = ONE.main("--input", source, "--output", output, "--resume", *QUICK)
+        assert (status, stderr.count("\n")) == (1, 1), stderr
         assert len({result["id"] for result in read_results(output)}) == output.read_bytes().count(b"\n") == len(lines)
-    errors = [result["error"] for result in read_results(output) if "error" in result]
-    assert all(len(error) < 200 for error in errors)
+    assert all(len(result.get("error", "")) < 200 for result in read_results(output))
 
 
 TAKEN = [  # input lines with fields that a result has: they are errors, which carry these fields
@@ -401,7 +412,7 @@ def test_resume_from_every_byte(batched_stage, tmp_path, small_checkpoint, monke
     is lost, and no finished line is done again."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [*TAKEN, {"prompt_token_ids": [4], "answer": "ü"}]
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    write_lines(source, *lines)
     llm = batched_stage.engine(small_checkpoint)
     params = Sampling(batched_stage, max_tokens=1)
     monkeypatch.setattr(os, "fsync", lambda number: None)  # hundreds of runs; the disk may take its time
@@ -426,20 +437,16 @@ def test_resume_from_every_byte(batched_stage, tmp_path, small_checkpoint, monke
 
 
 @pytest.mark.skipif(fcntl is None, reason="POSIX only")
-def test_two_runs_on_one_output(batched_stage, tmp_path, monkeypatch):
+def test_two_runs_on_one_output(tmp_path, monkeypatch):
     """The second is refused before it reads or cuts anything; the lock is held as long as the first one runs."""
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"prompt": "A fox", "id": 1}\n')
+    source, output = write_lines(tmp_path / "in.jsonl", {"prompt": "A fox", "id": 1}), tmp_path / "out.jsonl"
     batch = ["--input", source, "--output", output, *QUICK]
-    assert batched_stage.main(*batch)[0] == 0
+    assert ONE.main(*batch)[0] == 0
     output.write_text('{"prompt": "A f')  # the first run is in the middle of a line
     with output.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         for resume in ([], ["--resume"]):
-            status, stdout, stderr = batched_stage.main(*batch, *resume)
-            assert (status, stdout) == (2, "")
-            assert stderr.endswith(f"--output {output}: another run is writing to this file\n")
-            assert stderr.count("\n") == 1
+            assert ONE.refusal(*batch, *resume).endswith(f"--output {output}: another run is writing to this file")
     assert output.read_text() == '{"prompt": "A f'
 
     seen = []
@@ -447,12 +454,12 @@ def test_two_runs_on_one_output(batched_stage, tmp_path, monkeypatch):
     def try_to_lock(*arguments, **more):
         with output.open("ab") as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        seen.append(batched_stage.main(*batch, "--resume")[0])
+        seen.append(ONE.main(*batch, "--resume")[0])
         return original(*arguments, **more)
 
     original = cli.run_batch_file
     monkeypatch.setattr(cli, "run_batch_file", try_to_lock)
-    assert batched_stage.main(*batch, "--resume")[0] == 0
+    assert ONE.main(*batch, "--resume")[0] == 0
     assert seen == [2]
     assert len(read_results(output)) == 1
     with output.open("ab") as file:  # and no longer
@@ -475,28 +482,28 @@ def test_two_processes_on_one_output(batched_stage, tmp_path):
     assert len(by_id(read_results(output))) == 12
 
 
-def test_what_is_written_is_synced(batched_stage, tmp_path, monkeypatch):
+def test_what_is_written_is_synced(tmp_path, monkeypatch):
     """On a schedule and at the end, so that a machine which fails loses little."""
     calls = []
     write_input(tmp_path / "in.jsonl", count=6)
     monkeypatch.setattr(os, "fsync", lambda number: calls.append(os.fstat(number).st_size))
     flags = ["--input", tmp_path / "in.jsonl", "--max-num-seqs", "2", *QUICK]
-    assert batched_stage.main(*flags, "--output", tmp_path / "a.jsonl")[0] == 0
+    assert ONE.main(*flags, "--output", tmp_path / "a.jsonl")[0] == 0
     assert calls[-1] == (tmp_path / "a.jsonl").stat().st_size
     assert len(calls) < 3
     monkeypatch.setattr(batch_file, "SYNC_SECONDS", 0)
     calls.clear()
-    assert batched_stage.main(*flags, "--output", tmp_path / "b.jsonl")[0] == 0
+    assert ONE.main(*flags, "--output", tmp_path / "b.jsonl")[0] == 0
     assert len(set(calls)) == 6
 
 
 @pytest.mark.skipif(fcntl is None, reason="POSIX only")
-def test_a_full_disk_loses_nothing_that_is_written(batched_stage, tmp_path, monkeypatch):
+def test_a_full_disk_loses_nothing_that_is_written(tmp_path, monkeypatch):
     """The file may not grow further in the middle of a line: one clear line, and --resume goes on from there."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_input(source, count=16)
     batch = ["--input", source, "--max-num-seqs", "2", *QUICK]
-    assert batched_stage.main(*batch, "--output", tmp_path / "whole.jsonl")[0] == 0
+    assert ONE.main(*batch, "--output", tmp_path / "whole.jsonl")[0] == 0
     limit = 2000  # more than the manifest takes, less than the results
     original = cli.run_batch_file
 
@@ -506,12 +513,9 @@ def test_a_full_disk_loses_nothing_that_is_written(batched_stage, tmp_path, monk
 
     with monkeypatch.context() as context:
         context.setattr(cli, "run_batch_file", full)
-        status, stdout, stderr = batched_stage.main(*batch, "--output", output)
-    assert (status, stdout) == (2, "")
-    assert stderr.endswith(f"error: {output}: File too large\n")
-    assert stderr.count("\n") == 1
+        assert ONE.refusal(*batch, "--output", output).endswith(f"error: {output}: File too large")
     assert output.stat().st_size == limit
-    assert batched_stage.main(*batch, "--output", output, "--resume")[0] == 0
+    assert ONE.main(*batch, "--output", output, "--resume")[0] == 0
     assert by_id(read_results(output)) == by_id(read_results(tmp_path / "whole.jsonl"))
 
 
@@ -529,17 +533,15 @@ def files_of_at_most(num_bytes):
 
 
 @pytest.mark.skipif(fcntl is None, reason="POSIX only")
-def test_errors_of_the_disk_name_the_file(batched_stage, tmp_path, capsys):
+def test_errors_of_the_disk_name_the_file(tmp_path):
     """For every file that is written (the output, its manifest, a trace, scores, a dataset for the Hub) or read."""
-    batch_file, manifest, trace = (batched_stage.part(name) for name in ("batch_file", "manifest", "trace_file"))
-    results, long = tmp_path / "r.jsonl", {"long": "word " * 1000}
-    results.write_text('{"id": 1, "text": "a"}\n' * 200)
+    results, long = write_lines(tmp_path / "r.jsonl", *[{"id": 1, "text": "a"}] * 200), {"long": "word " * 1000}
     made = SimpleNamespace(header=long, records=[])
     with (tmp_path / "o.jsonl").open("ab", buffering=0) as file:
         writes = {
             "o.jsonl": lambda: batch_file.append(file, json.dumps(long).encode()),
             "o.jsonl.run.json.new": lambda: manifest.begin(file.name, long),
-            "trace": lambda: trace.write_trace(tmp_path / "trace", made),
+            "trace": lambda: trace_file.write_trace(tmp_path / "trace", made),
             "README.md": lambda: push.write(tmp_path, {"README.md": b"a" * 2000}),
         }
         for name, write in writes.items():
@@ -547,11 +549,11 @@ def test_errors_of_the_disk_name_the_file(batched_stage, tmp_path, capsys):
                 write()
             assert str(raised.value).endswith(f": '{tmp_path / name}'"), name
     with files_of_at_most(1000):
-        assert score.main([str(results), "--per-line", str(tmp_path / "scores")]) == 2
-    assert capsys.readouterr().err.endswith(f"error: {tmp_path / 'scores'}: File too large\n")
+        status, _, stderr = outcome(score.main, results, "--per-line", tmp_path / "scores")
+    assert (status, stderr.endswith(f"error: {tmp_path / 'scores'}: File too large\n")) == (2, True)
     if sys.platform == "linux":
         with pytest.raises(OSError, match="Input/output error: '/proc/self/mem'"):
-            batched_stage.part("dataset").read_dataset("/proc/self/mem")
+            read_dataset("/proc/self/mem")
 
 
 def test_control_c_twice(batched_stage, tmp_path, monkeypatch):
@@ -586,44 +588,14 @@ def test_control_c_twice(batched_stage, tmp_path, monkeypatch):
     assert len(by_id(read_results(output))) == 8
 
 
-@pytest.mark.skipif(os.name != "posix", reason="links and devices as POSIX has them")
-@pytest.mark.parametrize("flag", ["--input", "--output", "--trace"])
-def test_paths_that_are_no_files(batched_stage, tmp_path, flag):
-    """Pipes would block, and devices could be read forever: an error before the work, and nothing is written."""
-    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
-    os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path, tmp_path / "fifo", "/dev/zero", "/dev/null"):
-        paths = {"--input": tmp_path / "in.jsonl", "--output": tmp_path / "out.jsonl", flag: path}
-        arguments = [x for pair in paths.items() for x in pair]
-        status, stdout, stderr = batched_stage.main(*arguments, "--resume")
-        assert (status, stdout) == (2, "")
-        assert f"{flag} {path} is not a regular file" in stderr
-        assert stderr.count("\n") == 1
-    assert (tmp_path / "in.jsonl").read_text() == '{"prompt": "a"}\n'
+def summary(path, lines, *flags):
+    """What `stagewise score` says of these results, with their field `answer` as the reference."""
+    status, stdout, stderr = outcome(score.main, write_lines(path, *lines), "--reference", "answer", *flags)
+    assert status == 0, stderr
+    return json.loads(stdout)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="links as POSIX has them")
-@pytest.mark.parametrize("name", ["in.jsonl", "out.jsonl", "hard", "to-in", "to-out", "sub/../in.jsonl"])
-@pytest.mark.parametrize("there", [True, False], ids=["resumed", "new"])
-def test_a_trace_is_neither_input_nor_output(batched_stage, tmp_path, name, there):
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"prompt": "a"}\n')
-    if there:
-        output.touch()  # so a resumed run may find it
-    os.link(source, tmp_path / "hard")
-    os.symlink("in.jsonl", tmp_path / "to-in")
-    os.symlink("out.jsonl", tmp_path / "to-out")
-    (tmp_path / "sub").mkdir()
-    status, stdout, stderr = batched_stage.main(
-        "--input", source, "--output", output, "--resume", "--trace", f"{tmp_path}/{name}"
-    )
-    assert (status, stdout) == (2, "")
-    assert stderr.count("\n") == 1
-    assert "put too" in stderr
-    assert source.read_text() == '{"prompt": "a"}\n'
-
-
-def test_score(tmp_path, capsys):
+def test_score(tmp_path):
     """The scores of known answers, and what has none."""
     lines = [
         {"id": 1, "text": "The Fox!", "answer": "fox", "token_ids": [1, 2], "cumulative_logprob": -1.0},
@@ -632,20 +604,21 @@ def test_score(tmp_path, capsys):
         {"id": 4, "error": "line 4: not JSON"},
     ]
     results = tmp_path / "r.jsonl"
-    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert score.main([str(results), "--reference", "answer", "--per-line", str(tmp_path / "s.jsonl")]) == 0
-    assert json.loads(capsys.readouterr().out) == {
+    assert summary(results, lines, "--per-line", tmp_path / "s.jsonl") == {
         "lines": 4, "errors": 1, "exact_match": 0.25, "contains": 0.25,
         "f1": pytest.approx((1 + 2 * 1 / (3 + 2)) / 4), "mean_logprob": pytest.approx(-1.75),
     }  # fmt: skip
-    scores = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    scores = read_results(tmp_path / "s.jsonl")
     assert [s["exact_match"] for s in scores] == [1, 0, 0, 0]
     assert scores[3]["error"] == "line 4: not JSON"
-    assert score.main([str(results), "--reference", "label"]) == 2
-    assert "no line has the field 'label'; they have id, text, answer, " in capsys.readouterr().err
-    results.write_text('{"id": 1, "outputs": [{"text": "fox"}], "answer": "fox"}\n')
-    assert score.main([str(results), "--reference", "answer"]) == 2
-    assert "line 1: it has no text; for a run with n > 1" in capsys.readouterr().err
+    says = "no line has the field 'label'; they have id, text, answer, "
+    assert says in refusal(score.main, results, "--reference", "label")
+    write_lines(results, {"id": 1, "outputs": [{"text": "fox"}], "answer": "fox"})
+    assert "line 1: it has no text; for a run with n > 1" in refusal(score.main, results, "--reference", "answer")
+    # A data set may have a field with that name, but its line was generated, not scored.
+    assert summary(results, [{**lines[0], "scores": "high", "choice": 3}])["exact_match"] == 1
+    # A line that failed after some text is an error, whatever the text.
+    assert summary(results, [lines[0], {**lines[0], "error": "no token can be sampled"}])["exact_match"] == 0.5
 
 
 def test_scored_lines(tmp_path):
@@ -663,7 +636,7 @@ def test_scored_lines(tmp_path):
         {"id": "j", "prompt": "Once", "score": True, "continuation": " ü “…”"},
     ]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(source, *lines)
     for stage in STAGES[3:]:
         output.unlink(missing_ok=True)
         command = ["--input", source, "--output", output, "--quiet"]
@@ -728,7 +701,7 @@ def test_openai_lines(tmp_path):
         openai_request("silent") | chats,
     ]
     source, output, template = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "template"
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(source, *lines)
     template.write_text(TEMPLATE)
     command = ["--input", source, "--output", output, "--quiet", "--max-tokens", 3, "--chat-template", template]
     for stage in STAGES[1:]:
@@ -788,21 +761,15 @@ def test_openai_lines(tmp_path):
         assert [r["error"] for r in results if r["id"] == "line-15"] == ["line 15: custom_id must be a string, got 7"]
 
 
-@pytest.mark.parametrize("template", [None, "{% if %}", b"\xff"])
-def test_a_template_that_can_not_be_used(tmp_path, template):
+def test_a_template_that_can_not_be_used(tmp_path):
     """One that is given is an error at the start; without one chats are refused."""
-    source, output, path = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "template"
-    chat = {"prompt": None, "messages": [{"role": "user", "content": "Hi"}]}
-    source.write_text(json.dumps(openai_request("chat", **chat) | {"url": "/v1/chat/completions"}) + "\n")
-    command = ["--input", source, "--output", output, "--quiet"]
-    if template is None:
-        status, _, stderr = STAGES[4].main(*command)
-        assert (status, "a chat needs a chat template, and the model has none" in stderr) == (2, True)
-        return
-    path.write_bytes(template.encode() if isinstance(template, str) else template)
-    status, _, stderr = STAGES[4].main(*command, "--chat-template", path)
-    assert (status, len(stderr.splitlines())) == (2, 1)
-    assert ("--chat-template, line 1" if isinstance(template, str) else f"{path} is not UTF-8") in stderr
+    chat = openai_request("chat", prompt=None, messages=[{"role": "user", "content": "Hi"}])
+    source, path = write_lines(tmp_path / "in.jsonl", chat | {"url": "/v1/chat/completions"}), tmp_path / "template"
+    command = ["--input", source, "--output", tmp_path / "out.jsonl", "--quiet"]
+    assert "a chat needs a chat template, and the model has none" in ONE.refusal(*command)
+    for content, says in ((b"{% if %}", "--chat-template, line 1"), (b"\xff", f"{path} is not UTF-8")):
+        path.write_bytes(content)
+        assert says in ONE.refusal(*command, "--chat-template", path)
 
 
 def test_the_example_of_openai_lines(tmp_path):
@@ -815,7 +782,7 @@ def test_openai_lines_resume(tmp_path):
     """A run resumes wherever the file was cut. If a request has changed, its answer does not belong to the input."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [openai_request(str(i), max_tokens=2 + i, temperature=1) for i in range(6)] + [openai_request("x", n=0)]
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(source, *lines)
 
     def answers():
         results = {r["custom_id"]: r for r in read_results(output)}
@@ -849,7 +816,7 @@ def test_beams_for_every_line(stage, tmp_path):
     lines.append({"prompt": "A fox", "sampling": {"top_k": 5}})
     lines.append(openai_request("openai", prompt="A fox", max_tokens=3))
     lines.append(openai_request("drawn", seed=3, temperature=0.5, top_k=5))
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(source, *lines)
     command = ["--input", source, "--output", output, "--quiet", "--beam-width", "2"]
     assert stage.main(*command)[0] == 1  # one is too long, and two want to draw
     results = {result.get("custom_id", result["id"]): result for result in read_results(output)}
@@ -877,7 +844,7 @@ def test_openai_lines_are_answered_as_by_the_server(stage, tmp_path):
         openai_request("b", stop=".", echo=True, logprobs=2, return_token_ids=True),
         openai_request("c", stop_token_ids=[640], min_tokens=2, prompt=["Once", "A fox"], prompt_logprobs=1),
     ]
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(source, *lines)
     assert stage.main("--input", source, "--output", output, "--quiet")[0] == 0
 
     async def served(body):
@@ -895,7 +862,7 @@ def test_openai_lines_are_answered_as_by_the_server(stage, tmp_path):
             assert body == near(theirs)
 
 
-def test_score_of_choices_and_texts(tmp_path, capsys):
+def test_score_of_choices_and_texts(tmp_path):
     """Accuracy by the sum and by the byte, an error counts as wrong; perplexity over all texts as one."""
 
     def choices(answer, *logprobs):
@@ -910,23 +877,13 @@ def test_score_of_choices_and_texts(tmp_path, capsys):
         {"score": True, "scores": [{"logprob": -6.0, "num_tokens": 3, "num_bytes": 10, "is_greedy": True}]},
         {"score": True, "scores": [{"logprob": -4.0, "num_tokens": 2, "num_bytes": 10, "is_greedy": True}]},
     ]
-    results = tmp_path / "r.jsonl"
-    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert score.main([str(results), "--reference", "answer"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
+    assert summary(tmp_path / "r.jsonl", lines) == {
         "lines": 6, "errors": 1, "accuracy": 2 / 4, "accuracy_norm": 2 / 4,
         "perplexity": pytest.approx(math.exp(2)), "byte_perplexity": pytest.approx(math.exp(0.5)),
     }  # fmt: skip
-    results.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"error": "line 7: not JSON"}]))
-    assert score.main([str(results), "--reference", "answer"]) == 0
-    assert json.loads(capsys.readouterr().out)["accuracy"] == 2 / 5  # what it could have been counts too
-
-
-def test_a_field_of_the_input_is_no_score(tmp_path, capsys):
-    """A data set may have a field with that name, but its line was generated, not scored."""
-    (tmp_path / "r.jsonl").write_text('{"id": 1, "text": "fox", "scores": "high", "choice": 3, "answer": "fox"}\n')
-    assert score.main([str(tmp_path / "r.jsonl"), "--reference", "answer"]) == 0
-    assert json.loads(capsys.readouterr().out)["exact_match"] == 1
+    lines.append({"error": "line 7: not JSON"})  # what it could have been counts too
+    assert summary(tmp_path / "r.jsonl", lines)["accuracy"] == 2 / 5
+    assert summary(tmp_path / "r.jsonl", [lines[3]])["accuracy"] == 0  # all have failed, and that is no reason for none
 
 
 SCORE_ERRORS = {
@@ -954,36 +911,27 @@ SCORE_ERRORS = {
 }
 
 
-def test_score_tells_what_is_wrong(tmp_path, capsys):
+def test_score_tells_what_is_wrong(tmp_path):
     results = tmp_path / "r.jsonl"
     for content, says in SCORE_ERRORS.items():
         results.write_bytes(content if isinstance(content, bytes) else content.encode())
-        assert score.main([str(results), "--per-line", str(tmp_path / "s.jsonl")]) == 2
-        stdout, stderr = capsys.readouterr()
-        assert stdout == ""
-        assert says in stderr
-        assert stderr.count("\n") == 1
+        assert says in refusal(score.main, results, "--per-line", tmp_path / "s.jsonl")
         assert not (tmp_path / "s.jsonl").exists()
-    assert score.main([str(tmp_path)]) == 2
+    assert str(tmp_path) in refusal(score.main, tmp_path)
     results.write_bytes(b'\xef\xbb\xbf{"id": 1, "text": "a", "cumulative_logprob": null}\r\n')
-    assert score.main([str(results)]) == 0
+    assert outcome(score.main, results)[0] == 0
 
 
-def test_score_overwrites_nothing(tmp_path, capsys):
+def test_score_overwrites_nothing(tmp_path):
     """Neither the results, by whatever name, nor any other file; if the scores can't be written, the summary is out."""
-    results, content = tmp_path / "r.jsonl", '{"id": 1, "text": "a"}\n'
-    results.write_text(content)
-    names = ["r.jsonl"]
+    results, names = write_lines(tmp_path / "r.jsonl", {"id": 1, "text": "a"}), ["r.jsonl"]
     if os.name == "posix":
         os.link(results, tmp_path / "hard")
         os.symlink("r.jsonl", tmp_path / "link")
         os.symlink("nowhere", tmp_path / "dangling")
         names += ["hard", "link", "dangling"]
     for name in names:
-        assert score.main([str(results), "--per-line", str(tmp_path / name)]) == 2
-        assert f"{name} exists" in capsys.readouterr().err
-    assert results.read_text() == content
-    assert score.main([str(results), "--per-line", str(tmp_path / "none" / "s.jsonl")]) == 2
-    stdout, stderr = capsys.readouterr()
-    assert json.loads(stdout)["lines"] == 1
-    assert stderr.count("\n") == 1
+        assert f"{name} exists" in refusal(score.main, results, "--per-line", tmp_path / name)
+    assert read_results(results) == [{"id": 1, "text": "a"}]
+    status, stdout, stderr = outcome(score.main, results, "--per-line", tmp_path / "none" / "s.jsonl")
+    assert (status, json.loads(stdout)["lines"], stderr.count("\n")) == (2, 1, 1)

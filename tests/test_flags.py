@@ -10,7 +10,7 @@ from stagewise import convert, push, score
 from stagewise.__main__ import run as run_command
 from stagewise.flags import PROMPTS, build_parser, check_flags, given_flags
 from stagewise.serving.__main__ import server_parser
-from tests.adapter import STAGES
+from tests.adapter import STAGES, outcome, refusal
 
 LIMITS = ["max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "n", "truncate_prompt_tokens"]
 FILTERS = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
@@ -129,25 +129,19 @@ def test_flags_of_a_file_count_too(tmp_path):
 
 def test_they_are_checked_before_the_model_is_loaded(tmp_path):
     files = ["--input", tmp_path / "none", "--output", tmp_path / "out", "--model", "nonesuch"]
-    for stage, arguments, says in (
-        (STAGES[4], [*files, "--score", "text", "--temperature", "0"], "--temperature can't be combined with --score"),
-        (STAGES[4], [*files, "--ray", "auto", "--choices", "a", "--n", 2], "--n can't be combined with --choices"),
-        (STAGES[4], [*files, "--ray", "auto", "--stats"], "--stats can't be combined with --ray"),
-        (
-            STAGES[7],
-            ["a", "--speculate", "off", "--num-drafts", 3],
-            "--num-drafts can't be combined with --speculate",
-        ),
-        (STAGES[1], [*files, "--json"], "--json can't be combined with --input, whose results are JSON anyway"),
-        (STAGES[0], ["a", "--include-stop-str-in-output"], "--include-stop-str-in-output needs --stop\n"),
-        (STAGES[0], ["a", "--logprobs", 1], "--logprobs needs --json\n"),
+    for number, arguments, says in (
+        (5, [*files, "--score", "text", "--temperature", "0"], "--temperature can't be combined with --score"),
+        (5, [*files, "--ray", "auto", "--choices", "a", "--n", 2], "--n can't be combined with --choices"),
+        (5, [*files, "--ray", "auto", "--stats"], "--stats can't be combined with --ray"),
+        (8, ["a", "--speculate", "off", "--num-drafts", 3], "--num-drafts can't be combined with --speculate"),
+        (2, [*files, "--json"], "--json can't be combined with --input, whose results are JSON anyway"),
+        (1, ["a", "--include-stop-str-in-output"], "--include-stop-str-in-output needs --stop"),
+        (1, ["a", "--logprobs", 1], "--logprobs needs --json"),
     ):
-        status, stdout, stderr = stage.main(*arguments)
-        assert (status, stdout, stderr.count("\n")) == (2, "", 1), stderr
-        assert f"error: {says}" in stderr
+        assert f"error: {says}" in STAGES[number - 1].refusal(*arguments)
 
 
-def test_flags_of_the_other_commands(tmp_path, capsys):
+def test_flags_of_the_other_commands(tmp_path):
     lines = {
         "texts": '{"id": 1, "text": "a", "finish_reason": "stop", "answer": "a"}',
         "choices": '{"id": 1, "choices": ["a", "b"], "scores": [{"logprob": -1, "num_tokens": 1}, '
@@ -156,24 +150,23 @@ def test_flags_of_the_other_commands(tmp_path, capsys):
     }
     for name, line in lines.items():
         (tmp_path / name).write_text(line + "\n")
-    of_scores = {name: [str(tmp_path / name), "--reference", "answer"] for name in lines}
-    folder, of_training = tmp_path / "model", "--n-head is for a training program's file"
-    folder.mkdir()
-    assert not any(score.main(argv[: 1 if name == "scores" else 3]) for name, argv in of_scores.items())
-    capsys.readouterr()
+        reference = [] if name == "scores" else ["--reference", "answer"]
+        assert outcome(score.main, tmp_path / name, *reference)[0] == 0
+    (folder := tmp_path / "model").mkdir()
     for main, argv, says in (
-        (score.main, of_scores["scores"], "--reference is for lines with a text or with choices"),
-        (convert.main, [str(folder), str(tmp_path / "new"), "--gelu", "tanh"], "--gelu is for a training"),
-        (convert.main, [str(folder), str(tmp_path / "new"), "--n-head", "2"], f"{of_training}, but {folder} is a dir"),
-        (push.main, [str(tmp_path / "texts"), "--folder", str(tmp_path / "f"), "--public"], "--public needs --repo"),
+        (score.main, [tmp_path / "scores", "--reference", "answer"], "--reference is for lines with a text or with ch"),
+        (convert.main, [folder, tmp_path / "new", "--gelu", "tanh"], "--gelu is for a training program's file"),
+        (
+            convert.main,
+            [folder, tmp_path / "new", "--n-head", "2"],
+            f"--n-head is for a training program's file, but {folder} is a dir",
+        ),
+        (push.main, [tmp_path / "texts", "--folder", tmp_path / "f", "--public"], "--public needs --repo"),
     ):
-        assert main(list(argv)) == 2, argv
-        stdout, stderr = capsys.readouterr()
-        assert (stdout, stderr.count("\n")) == ("", 1)
-        assert f"error: {says}" in stderr
+        assert f"error: {says}" in refusal(main, *argv)
 
 
-def test_a_path_that_is_wrong_is_a_sentence(tmp_path, capsys):
+def test_a_path_that_is_wrong_is_a_sentence(tmp_path):
     """In every command: the file and the reason, without the system's number of it; told before the work."""
     (tmp_path / "file").write_text('{"text": "a"}\n')
     none, below, folder = tmp_path / "none", tmp_path / "file" / "x.jsonl", tmp_path / "folder"
@@ -199,15 +192,9 @@ def test_a_path_that_is_wrong_is_a_sentence(tmp_path, capsys):
     cases += [(main, [*before, path], path, "") for path in (below, folder) for main, before in writes]
     cases.append((exercises.main, ["start", "1", "--directory", below], below.parent, "exists"))
     for main, arguments, path, says in cases:
-        try:
-            status = main(list(map(str, arguments)))
-        except SystemExit as ended:
-            status = ended.code
-        stderr = capsys.readouterr().err.splitlines()[-1]
-        assert status == 2, arguments
-        assert path.name in stderr, (arguments, stderr)
-        assert says in stderr, (arguments, stderr)
-        assert "Errno" not in stderr, (arguments, stderr)
+        status, _, stderr = outcome(main, *arguments)
+        said = stderr.splitlines()[-1]
+        assert (status, path.name in said, says in said, "Errno" in said) == (2, True, True, False), (arguments, said)
 
 
 @pytest.mark.parametrize(
@@ -225,8 +212,7 @@ def test_sizes_in_bytes(tmp_path, text, value):
     assert throughput.OPTIONS["--kv-cache-bytes"]["type"](text) == value
 
 
-@pytest.mark.parametrize("text", ["8XB", "GB", "1.5", "1..5GB", "8 GB more", "9" * 400 + "GB", ""])
-def test_sizes_that_are_none(text):
-    status, _, stderr = STAGES[4].main("--prompts", "a", "--kv-cache-bytes", text)
-    assert (status, stderr.count("\n")) == (2, 1)
-    assert "argument --kv-cache-bytes: must be a size, such as 8GB or 512MiB, got " in stderr
+def test_sizes_that_are_none():
+    for text in ("8XB", "GB", "1.5", "1..5GB", "8 GB more", "9" * 400 + "GB", ""):
+        said = STAGES[4].refusal("--prompts", "a", "--kv-cache-bytes", text)
+        assert "argument --kv-cache-bytes: must be a size, such as 8GB or 512MiB, got " in said

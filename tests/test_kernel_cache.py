@@ -79,14 +79,18 @@ def test_it_is_compiled_once(compiler, tmp_path, monkeypatch):
     assert len(list(first.parent.glob("*.so"))) == len(list(first.parent.iterdir())) == 3  # and nothing else
 
 
-@pytest.mark.parametrize("left", [0, 100, -100, None], ids=["empty", "a hundred bytes", "most of it", "junk"])
-def test_a_damaged_library(stage, compiler, left):
-    """It is compiled again: loading part of a library would end the process with SIGBUS, at every start."""
+def test_a_damaged_library(stage, compiler):
+    """It is compiled again: loading part of a library would end the process with SIGBUS, at every start. What a process
+    that was killed has left next to it does no harm."""
+    directory = compiler.cache_directory()
+    (directory / "tmpkilled").mkdir()
+    (directory / "tmpkilled" / "kernel.so").write_bytes(b"half of a libr")
     library = compiler.compile_kernel()
+    assert library.parent == directory
     whole = library.read_bytes()
-    library.write_bytes(b"junk" * 9999 if left is None else whole[:left])
-    again = compiler.compile_kernel()
-    assert again.read_bytes() == whole
+    for damaged in (b"", whole[:100], whole[:-100], b"junk" * 9999):
+        library.write_bytes(damaged)
+        assert compiler.compile_kernel().read_bytes() == whole
     load(stage)
 
 
@@ -100,12 +104,6 @@ def test_a_cache_that_is_only_read(compiler, monkeypatch):
     monkeypatch.setattr(compiler.os, "access", lambda path, mode: not mode & os.W_OK)
     monkeypatch.setattr(compiler.Path, "replace", read_only)
     assert compiler.compile_kernel() == library
-
-
-def test_a_copy_of_the_sources_shares_the_library(compiler, monkeypatch):
-    first = compiler.compile_kernel()
-    monkeypatch.setattr(compiler, "__name__", "my_copy.support.compiler")
-    assert compiler.compile_kernel() == first
 
 
 def test_a_library_that_can_not_be_loaded(stage, tmp_path, monkeypatch):
@@ -144,17 +142,19 @@ posix = pytest.mark.skipif(os.name == "nt", reason="modes and owners of files")
 
 
 @posix
-@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
-def test_a_directory_that_others_may_write_to(compiler, tmp_path, caplog, mode):
+def test_a_directory_that_others_may_write_to(compiler, tmp_path, caplog):
     before = os.umask(0o002)
     try:
         library = compiler.compile_kernel()
     finally:
         os.umask(before)
     assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
-    library.parent.chmod(mode)
+    for mode in (0o777, 0o775, 0o757):
+        caplog.clear()
+        library.parent.chmod(mode)
+        assert compiler.cache_directory() == compiler.temporary_directory()
+        assert f"the cache {library.parent} is not used: others can write to it" in caplog.text
     assert compiler.compile_kernel().parent == compiler.temporary_directory()
-    assert f"the cache {library.parent} is not used: others can write to it" in caplog.text
 
 
 @posix
@@ -239,6 +239,7 @@ def fails(stage, caplog) -> str:
     return said
 
 
+@pytest.mark.parametrize("stage", OWN[:1], ids=str)
 def test_a_compiler_that_fails(stage, tmp_path):
     program = write_compiler(tmp_path / "broken-cc", "echo 'out of ink' >&2\nexit 1")
     status, _, stderr = complete(stage, "--quiet", CC=program, XDG_CACHE_HOME=str(tmp_path / "cache"))
@@ -246,37 +247,29 @@ def test_a_compiler_that_fails(stage, tmp_path):
     assert stderr == f"attention_backend is torch, the slow one: the C compiler {program} fails: out of ink\n"
 
 
-@pytest.mark.parametrize(
-    ("script", "says"),
-    [
-        ("printf '\\377 error: caf\\351\\n' >&2; exit 1", "fails: \ufffd error: caf\ufffd"),
-        ("[ $1 = --version ] || { echo note >&2; echo 'x.c: error: no' >&2; exit 3; }", "fails: x.c: error: no"),
-        ("[ $1 = --version ] || exit 7", "fails: no message (status 7)"),
-        ("kill -9 $$", "fails: no message (status -9)"),
-    ],
-)
-def test_what_a_compiler_may_do(stage, compiler, tmp_path, monkeypatch, caplog, script, says):
-    program = write_compiler(tmp_path / "cc of mine", script)
-    monkeypatch.setenv("CC", shlex.quote(program))
-    assert fails(stage, caplog) == f"the C compiler {program} {says}"
-
-
-def test_a_compiler_that_is_no_program(stage, compiler, tmp_path, monkeypatch, caplog):
-    write_compiler(tmp_path / "cc", "")
-    (tmp_path / "cc").write_bytes(b"\x7fELF, but no more")
+def test_what_a_compiler_may_do(stage, compiler, tmp_path, monkeypatch, caplog):
+    program, cc = tmp_path / "cc of mine", f"the C compiler {tmp_path / 'cc of mine'}"
+    for script, says in (
+        ("printf '\\377 error: caf\\351\\n' >&2; exit 1", f"{cc} fails: \ufffd error: caf\ufffd"),
+        ("[ $1 = --version ] || { echo note >&2; echo 'x.c: error: no' >&2; exit 3; }", f"{cc} fails: x.c: error: no"),
+        ("[ $1 = --version ] || exit 7", f"{cc} fails: no message (status 7)"),
+        ("kill -9 $$", f"{cc} fails: no message (status -9)"),
+        ("printf 'caf\\351 \\377\\n'", "No such file or directory"),  # it makes nothing, and its name is no UTF-8
+        (b"\x7fELF, but no more", f"{cc} does not run: Exec format error"),
+    ):
+        write_compiler(program, "" if isinstance(script, bytes) else script)
+        if isinstance(script, bytes):
+            program.write_bytes(script)
+        monkeypatch.setenv("CC", shlex.quote(str(program)))
+        said = fails(stage, caplog)
+        assert said == says or (says in said and not says.startswith(cc))
     for chosen, says in (
-        (str(tmp_path / "cc"), f"the C compiler {tmp_path / 'cc'} does not run: Exec format error"),
         ("no-such-cc", "CC is 'no-such-cc', but there is no program 'no-such-cc'"),
         ("no-such-cc -m64", "CC is 'no-such-cc -m64', but there is no program 'no-such-cc'"),
         ("gcc 'x", 'CC is "gcc \'x", which is not a command: No closing quotation'),
     ):
         monkeypatch.setenv("CC", chosen)
         assert fails(stage, caplog) == says
-
-
-def test_a_compiler_that_makes_nothing(stage, compiler, tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("CC", write_compiler(tmp_path / "cc", "printf 'caf\\351 \\377\\n'"))  # bytes that are no UTF-8
-    assert "No such file or directory" in fails(stage, caplog)
 
 
 @pytest.mark.parametrize("script", ["exec sleep 90", "sleep 90 & exit 0"])
@@ -286,16 +279,6 @@ def test_a_compiler_that_hangs(compiler, tmp_path, script):
     with pytest.raises(RuntimeError, match=r"cc did not finish within 2 seconds"):
         compiler.run([program, "--version"], seconds=2)
     assert time.monotonic() - started < LIMIT
-
-
-def test_a_compile_that_is_killed(stage, compiler, tmp_path):
-    """The process ends while it compiles, or while it copies: the next start compiles as if nothing had happened."""
-    directory = compiler.cache_directory()
-    (directory / "tmpkilled").mkdir()
-    (directory / "tmpkilled" / "kernel.so").write_bytes(b"half of a libr")  # what `keep` would leave
-    library = compiler.compile_kernel()
-    assert library.parent == directory
-    load(stage)
 
 
 def test_a_compiler_with_arguments(stage, compiler, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from stagewise.replay.__main__ import main, webbrowser
 from stagewise.replay.state import states
 from stagewise.trace_file import read_traces
 from tests import made_traces
-from tests.adapter import ROOT
+from tests.adapter import ROOT, refusal
 
 MADE = {
     "stage 1": lambda: made_traces.static("stage01_single"),
@@ -59,10 +59,7 @@ def changed(where, **changes):
         (["Once upon a time"], "line 1: not JSON: Expecting value at column 1"),
         (["[1, 2]"], "line 1: not a trace"),
         ([{"prompt": "Once"}], "line 1: not a trace"),
-        (
-            [{"step": 0, "start": 1.0, "seconds": 0.1, "rows": []}],
-            "line 1: a version 1 trace, which has no header: r",
-        ),
+        ([{"step": 0, "start": 1.0, "seconds": 0.1, "rows": []}], "line 1: a version 1 trace, which has no header: r"),
         (changed("header", trace=3), "line 1: a trace of version 3, but this program reads 4"),
         (changed("header", stage="stage09_dreams"), "line 1: unknown stage 'stage09_dreams'"),
         (changed("header", model=...), "line 1: the header lacks 'model'"),
@@ -84,10 +81,7 @@ def changed(where, **changes):
             "line 2: the event 'released' has an unknown field",
         ),
         (changed("event", color="red"), "line 2: the event 'queued' has an unknown field, 'color'"),
-        (
-            [*changed("header")[:2], "{]"],
-            "line 3: not JSON: Expecting property name enclosed",
-        ),
+        ([*changed("header")[:2], "{]"], "line 3: not JSON: Expecting property name enclosed"),
         (
             changed("header", num_blocks=3 * 10**9),
             "line 1: the header: num_blocks can't be 3000000000, over 10,000,000",
@@ -173,11 +167,19 @@ def test_stage_1_computes_everything_again(tmp_path):
     assert last.counts["recomputed"] > last.counts["useful"]
 
 
-def test_who_was_preempted_is_computed_again(tmp_path):
+def test_what_was_lost_is_computed_again(tmp_path):
+    """By a preemption, and by a step that failed, after which all requests are queued again."""
     trace = read_traces(made_traces.write(tmp_path / "trace.jsonl", *MADE["stage 5"]()))[0]
     *_, last = states(trace)
     assert last.counts["preemptions"] >= 1
     assert last.counts["recomputed"] > 0
+    header, (first, *_) = made_traces.slots(num_requests=1, budget=200)
+    (queued, admitted), (row,) = first["before"], first["rows"]
+    queued = {**queued, "output_token_ids": [first["after"][0]["token_id"]]}
+    row = {**row, "num_tokens": row["num_tokens"] + 1}
+    again = {**first, "step": 1, "before": [{"kind": "restarted"}, queued, admitted], "rows": [row], "texts": {}}
+    *_, last = states(read_traces(write_lines(tmp_path / "trace.jsonl", header, first, again))[0])
+    assert (last.counts["recomputed"], last.counts["useful"]) == (row["num_tokens"] - 1, row["num_tokens"])
 
 
 def test_beams_replace_each_other(tmp_path):
@@ -222,21 +224,9 @@ def test_page_is_one_file_with_the_trace_in_it(tmp_path):
 # Simulation of Color Vision Deficiency", severity 1.0 of protanomaly, deuteranomaly, tritanomaly.
 EYES = {
     "all cones": np.eye(3),
-    "no red": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "no green": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "no blue": [
-        [1.255528, -0.076749, -0.178779],
-        [-0.078411, 0.930809, 0.147602],
-        [0.004733, 0.691367, 0.303900],
-    ],
+    "no red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "no green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "no blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
 }
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])  # of linear sRGB
 
@@ -290,18 +280,6 @@ def test_colors_of_requests_mean_nothing_else():
 # --- The command line -----------------------------------------------------------------------------------------------
 
 
-def error_of(capsys, *argv):
-    try:
-        status = main([str(arg) for arg in argv])
-    except SystemExit as end:
-        status = end.code
-    output = capsys.readouterr()
-    assert status == 2
-    assert output.out == ""
-    assert output.err.count("\n") == 1
-    return output.err
-
-
 def test_command_line(tmp_path, capsys):
     one, html = tmp_path / "one.jsonl", tmp_path / "run.html"
     made_traces.write(one, *made_traces.slots())
@@ -331,21 +309,24 @@ def test_a_page_with_its_story_is_opened(tmp_path, capsys, monkeypatch):
     assert main([str(tmp_path / "one.jsonl"), "-o", str(tmp_path / "run.html")]) == 0
     for text, words in (("[one]", "the story one has no 'stops'"), ("[one", "stories.toml: ")):
         (tmp_path / "stories.toml").write_text(text)
-        assert words in error_of(capsys, tmp_path / "one.jsonl", "-o", tmp_path / "run.html")
+        assert words in refusal(main, tmp_path / "one.jsonl", "-o", tmp_path / "run.html")
 
 
-def test_command_line_refuses(tmp_path, capsys):
+def test_command_line_refuses(tmp_path):
     one, html, own = tmp_path / "one.jsonl", tmp_path / "run.html", tmp_path / "own.html"
     made_traces.write(one, *made_traces.slots())
     own.write_text("<!doctype html>\n<title>mine</title>")
-    assert "say where the page goes" in error_of(capsys, one)
-    assert "at most 2 runs" in error_of(capsys, one, one, one, "-o", html)
-    assert "was not made by replay" in error_of(capsys, one, "-o", own)
-    assert "is already used in this command" in error_of(capsys, one, "-o", one)
-    assert "not a regular file" in error_of(capsys, one, "-o", tmp_path)
-    assert "No such file" in error_of(capsys, tmp_path / "none.jsonl", "-o", html)
-    assert "unrecognized arguments" in error_of(capsys, one, "-o", html, "--perfetto", "x")
-    assert "the following arguments are required" in error_of(capsys)
+    for arguments, says in (
+        ([one], "say where the page goes"),
+        ([one, one, one, "-o", html], "at most 2 runs"),
+        ([one, "-o", own], "was not made by replay"),
+        ([one, "-o", one], "is already used in this command"),
+        ([one, "-o", tmp_path], "not a regular file"),
+        ([tmp_path / "none.jsonl", "-o", html], "No such file"),
+        ([one, "-o", html, "--perfetto", "x"], "unrecognized arguments"),
+        ([], "the following arguments are required"),
+    ):
+        assert says in refusal(main, *arguments)
     assert own.read_text().endswith("<title>mine</title>")
     assert not html.exists()
 
