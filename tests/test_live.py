@@ -16,6 +16,13 @@ from stagewise.tracing import detach, recorder_of
 from tests.adapter import random_prompts, wait_until, write_checkpoint
 from tests.test_serving import SERVING, ask, ask_async, error_of, held_while, listening, serving, slow_steps, until
 
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
@@ -27,6 +34,13 @@ def often(monkeypatch):
 def shown(stage, model, **options):
     with serving(stage, model, **options) as app:
         yield App(app.service, page=True)
+
+
+@pytest.fixture
+def app(request, small_checkpoint):
+    """The server of stage 6, or of the one that the test names."""
+    with shown(getattr(request, "param", 6), small_checkpoint) as app:
+        yield app
 
 
 class Onlooker:
@@ -188,27 +202,21 @@ def test_refused_guesses_have_a_text_too(small_checkpoint, tmp_path):
     assert drafts - {token for tokens in onlooker.tokens() for token in tokens}
 
 
-def test_what_is_kept_is_bounded(small_checkpoint, monkeypatch):
+async def test_what_is_kept_is_bounded(app, monkeypatch):
     """The oldest steps are dropped. A viewer that comes then, in the middle of a run, is told at which step the record
     begins, and what was there already."""
     monkeypatch.setattr("stagewise.serving.live.KEPT_STEPS", 80)
     prompts = random_prompts(211, [5, 9, 3, 7] * 8)
-
-    async def go(app):
-        recorder, stats, late = app.recorder, app.service.engine.llm.stats, Onlooker(app)
-        with held_while(app, lambda: stats.num_forwards > 120 and not late.runs):
-            async with Onlooker(app) as first:
-                work = asyncio.gather(*[ask_async(app, "/v1/completions", body(p, max_tokens=38)) for p in prompts])
-                await until(lambda: recorder.has_begun and recorder.chunks[0].first > 20)
-                async with late:
-                    await work
-                    await until(lambda: late.told[-1] == first.told[-1] and not late.unfinished())
-                    await until(lambda: sum(len(chunk.lines) for chunk in recorder.chunks) < 160)
-        return first, late
-
-    with shown(6, small_checkpoint) as app:
-        first, late = asyncio.run(go(app))
-        answers = expected(app, prompts, 38)
+    recorder, stats, late = app.recorder, app.service.engine.llm.stats, Onlooker(app)
+    with held_while(app, lambda: stats.num_forwards > 120 and not late.runs):
+        async with Onlooker(app) as first:
+            work = asyncio.gather(*[ask_async(app, "/v1/completions", body(p, max_tokens=38)) for p in prompts])
+            await until(lambda: recorder.has_begun and recorder.chunks[0].first > 20)
+            async with late:
+                await work
+                await until(lambda: late.told[-1] == first.told[-1] and not late.unfinished())
+                await until(lambda: sum(len(chunk.lines) for chunk in recorder.chunks) < 160)
+    answers = expected(app, prompts, 38)
     assert late.runs[0]["first"] > 20
     assert check_trace(late)[0] == late.runs[-1]["first"]
     check_trace(first)
@@ -217,46 +225,37 @@ def test_what_is_kept_is_bounded(small_checkpoint, monkeypatch):
     assert all(tokens in answers for tokens in told)
 
 
-def test_steps_between_two_parts_of_the_record_are_told_once(small_checkpoint, monkeypatch):
+async def test_steps_between_two_parts_of_the_record_are_told_once(app, monkeypatch):
     """For a moment both parts listen."""
     monkeypatch.setattr("stagewise.serving.live.KEPT_STEPS", 80)
 
     def late(llm, listen):
         before = llm.stats.num_forwards
-        wait_until(lambda: llm.stats.num_forwards > before + 2 or not llm.loop.waiters)
+        wait_until(lambda: llm.stats.num_forwards > before + 2 or not llm.loop.callbacks)
         detach(llm, listen)
 
     monkeypatch.setattr("stagewise.serving.live.detach", late)
-
-    async def go(app):
+    with slow_steps(app):
         async with Onlooker(app) as onlooker:
             await ask_async(app, "/v1/completions", body([1, 2], max_tokens=40))
             await until(lambda: sum(map(len, onlooker.tokens())) >= 40 and not onlooker.unfinished())
-        return onlooker
-
-    with shown(6, small_checkpoint) as app, slow_steps(app):
-        onlooker = asyncio.run(go(app))
     check_trace(onlooker)
 
 
-def test_who_lost_the_connection_goes_on_where_it_was(small_checkpoint):
-    async def go(app):
-        async with Onlooker(app) as first:
-            await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
-            await until(lambda: sum(map(len, first.tokens())) == 30 and not first.unfinished())
-            await asyncio.sleep(0.05)  # if the engine at rest is told, too
-        (run,) = first.runs
-        assert (run["first"], run["next"], run["server"]) == (None, None, app.recorder.server)
-        async with Onlooker(app, f"run={run['run']}&after=9") as again:
-            assert again.runs == [{"run": run["run"], "server": run["server"], "resumed": True}]
-            await until(lambda: again.told == first.told[11:])
-        for query in ("run=other&after=9", f"run={run['run']}&after=99", f"run={run['run']}&after=-1", "run&after=x"):
-            async with Onlooker(app, query) as other:
-                await until(lambda: other.told == first.told)
-                assert (other.runs[0]["first"], other.runs[0]["next"]) == (0, len(first.told) - 1)
-
-    with shown(6, small_checkpoint) as app:
-        asyncio.run(go(app))
+async def test_who_lost_the_connection_goes_on_where_it_was(app):
+    async with Onlooker(app) as first:
+        await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
+        await until(lambda: sum(map(len, first.tokens())) == 30 and not first.unfinished())
+        await asyncio.sleep(0.05)  # if the engine at rest is told, too
+    (run,) = first.runs
+    assert (run["first"], run["next"], run["server"]) == (None, None, app.recorder.server)
+    async with Onlooker(app, f"run={run['run']}&after=9") as again:
+        assert again.runs == [{"run": run["run"], "server": run["server"], "resumed": True}]
+        await until(lambda: again.told == first.told[11:])
+    for query in ("run=other&after=9", f"run={run['run']}&after=99", f"run={run['run']}&after=-1", "run&after=x"):
+        async with Onlooker(app, query) as other:
+            await until(lambda: other.told == first.told)
+            assert (other.runs[0]["first"], other.runs[0]["next"]) == (0, len(first.told) - 1)
 
 
 def test_steps_that_nobody_could_write_down_are_missing(small_checkpoint, monkeypatch):
@@ -280,45 +279,35 @@ def test_steps_that_nobody_could_write_down_are_missing(small_checkpoint, monkey
         asyncio.run(go(app))
 
 
-def test_a_viewer_that_does_not_read_misses_steps_and_nobody_else_does(small_checkpoint, monkeypatch):
+async def test_a_viewer_that_does_not_read_misses_steps_and_nobody_else_does(app, monkeypatch):
     monkeypatch.setattr("stagewise.serving.live.KEPT_STEPS", 80)
-
-    async def go(app):
-        async with Onlooker(app) as slow, Onlooker(app) as quick:
-            await ask_async(app, "/v1/completions", body([1, 2], max_tokens=5))
-            await until(lambda: slow.tokens() and not slow.unfinished())
-            slow.reading.clear()
-            for last in range(44, 325, 40):
-                await ask_async(app, "/v1/completions", body([1, 2], max_tokens=40))
-                await until(lambda last=last: quick.told[-1]["step"] >= last)
-            slow.reading.set()
-            await until(lambda: len(slow.runs) == 2 and slow.told[-1]["step"] >= last)
-            assert check_trace(slow)[0] == slow.runs[1]["first"] > 200
-            assert len(quick.runs) == 1
-
-    with shown(6, small_checkpoint) as app:
-        asyncio.run(go(app))
+    async with Onlooker(app) as slow, Onlooker(app) as quick:
+        await ask_async(app, "/v1/completions", body([1, 2], max_tokens=5))
+        await until(lambda: slow.tokens() and not slow.unfinished())
+        slow.reading.clear()
+        for last in range(44, 325, 40):
+            await ask_async(app, "/v1/completions", body([1, 2], max_tokens=40))
+            await until(lambda last=last: quick.told[-1]["step"] >= last)
+        slow.reading.set()
+        await until(lambda: len(slow.runs) == 2 and slow.told[-1]["step"] >= last)
+        assert check_trace(slow)[0] == slow.runs[1]["first"] > 200
+        assert len(quick.runs) == 1
 
 
-def test_nothing_is_left_of_a_viewer_that_goes_or_never_reads(small_checkpoint, monkeypatch):
+async def test_nothing_is_left_of_a_viewer_that_goes_or_never_reads(app, monkeypatch):
     monkeypatch.setattr("stagewise.serving.live.KEPT_SECONDS", 0)
-
-    async def go(app):
-        vanished, step_ends = Onlooker(app), threading.Event()
-        app.service.engine.llm.loop.commands.put(lambda: step_ends.wait(30))  # a step takes long, and the viewer goes
-        vanished.gone.set()
-        await app(scope_of("/live"), vanished.receive, vanished.send)
-        step_ends.set()  # before the recorder has joined
-        await until(lambda: gone(app))
-        async with Onlooker(app) as stuck:
-            stuck.reading.clear()
-            await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
-            assert len(listeners(app)) == 1
-            stuck.reading.set()
-        await until(lambda: gone(app))
-
-    with shown(6, small_checkpoint) as app:
-        asyncio.run(go(app))
+    vanished, step_ends = Onlooker(app), threading.Event()
+    app.service.engine.llm.loop.commands.put(lambda: step_ends.wait(30))  # a step takes long, and the viewer goes
+    vanished.gone.set()
+    await app(scope_of("/live"), vanished.receive, vanished.send)
+    step_ends.set()  # before the recorder has joined
+    await until(lambda: gone(app))
+    async with Onlooker(app) as stuck:
+        stuck.reading.clear()
+        await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
+        assert len(listeners(app)) == 1
+        stuck.reading.set()
+    await until(lambda: gone(app))
 
 
 def test_whose_a_request_is_and_when_it_came(small_checkpoint):
@@ -340,50 +329,38 @@ def test_whose_a_request_is_and_when_it_came(small_checkpoint):
                 assert 0 < step["start"] - onlooker.asked[event["request_id"]][0] < 10
 
 
-def test_the_end_is_told(small_checkpoint):
-    async def go(app):
-        async with Onlooker(app) as onlooker:
-            app.draining = True
-            await onlooker.task
-            assert onlooker.ended
-        await until(lambda: gone(app))
-
-    with shown(6, small_checkpoint) as app:
-        asyncio.run(go(app))
+async def test_the_end_is_told(app):
+    async with Onlooker(app) as onlooker:
+        app.draining = True
+        await onlooker.task
+        assert onlooker.ended
+    await until(lambda: gone(app))
 
 
-def test_a_replay_to_put_steps_into(small_checkpoint):
+@pytest.mark.parametrize("app", [5], indirect=True)
+async def test_a_replay_to_put_steps_into(app):
     """It is the page that the command line makes of the first step."""
-
-    async def go(app):
-        async with Onlooker(app) as onlooker:
-            error_of(await ask_async(app, "/live/replay"), 404)
-            await ask_async(app, "/v1/completions", body([1, 2], max_tokens=3))
-            await until(lambda: len(onlooker.told) >= 4)
-            response = await ask_async(app, "/live/replay")
-            header, first, *_ = onlooker.told
-            assert response.text == make_page([Trace("run", header, [first])])
-
-    with shown(5, small_checkpoint) as app:
-        asyncio.run(go(app))
+    async with Onlooker(app) as onlooker:
+        error_of(await ask_async(app, "/live/replay"), 404)
+        await ask_async(app, "/v1/completions", body([1, 2], max_tokens=3))
+        await until(lambda: len(onlooker.told) >= 4)
+        response = await ask_async(app, "/live/replay")
+        header, first, *_ = onlooker.told
+        assert response.text == make_page([Trace("run", header, [first])])
 
 
-def test_visitors(small_checkpoint):
+@pytest.mark.parametrize("app", [5], indirect=True)
+async def test_visitors(app):
     """Visitors' requests come and are answered, and nobody waits for them; another site's page can't send any."""
-
-    async def go(app):
-        with held_while(app, lambda: True):
-            for i in range(3):
-                response = await ask_async(app, "/live/visitors", body([1, 2, i], max_tokens=20))
-                assert response.status_code == 202
-        assert response.json()["here"] == 3
-        await until(lambda: app.service.engine.llm.stats.num_requests == 3)
-        await until(lambda: not app._visits)
-
-    with shown(5, small_checkpoint) as app:
-        asyncio.run(go(app))
-        error_of(ask(app, "/live/visitors", {"model": "tales", "prompt": 7}), 400)
-        error_of(ask(app, "/live/visitors", b"{}", headers={"content-type": "text/plain"}), 415)
+    with held_while(app, lambda: True):
+        for i in range(3):
+            response = await ask_async(app, "/live/visitors", body([1, 2, i], max_tokens=20))
+            assert response.status_code == 202
+    assert response.json()["here"] == 3
+    await until(lambda: app.service.engine.llm.stats.num_requests == 3)
+    await until(lambda: not app._visits)
+    error_of(await ask_async(app, "/live/visitors", {"model": "tales", "prompt": 7}), 400)
+    error_of(await ask_async(app, "/live/visitors", b"{}", headers={"content-type": "text/plain"}), 415)
 
 
 def test_the_page_is_for_browsers_on_this_machine(small_checkpoint):
@@ -431,10 +408,10 @@ def test_levers(stage, small_checkpoint):
         assert ask(app, "/live/levers").json()["max_num_seqs"] == {"now": 4, "low": 1, "high": 4}
 
 
-def test_a_lever_hands_out_seats(small_checkpoint):
+@pytest.mark.parametrize("app", [5], indirect=True)
+async def test_a_lever_hands_out_seats(app):
     """With one seat the others wait outside the engine; with four they run, although none has ended."""
-
-    async def go(app):
+    with slow_steps(app):
         scheduler = app.service.engine.llm.engine.scheduler
         await ask_async(app, "/live/levers", {"max_num_seqs": 1})
         bodies = [body([1, 2, i], max_tokens=40) for i in range(4)]
@@ -446,9 +423,6 @@ def test_a_lever_hands_out_seats(small_checkpoint):
         assert app.service.feed.waiting == {}
         assert not any(task.done() for task in tasks)
         await asyncio.gather(*tasks)
-
-    with shown(5, small_checkpoint) as app, slow_steps(app):
-        asyncio.run(go(app))
 
 
 @pytest.mark.parametrize(
