@@ -62,7 +62,7 @@ static float rounded(float x, int format) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     if (format == BFLOAT16) bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
-    if (format == FLOAT16) bits &= 0xffffe000; /* what is tried is a normal number in float16 too */
+    if (format == FLOAT16) bits &= (bits & 0x7fffffff) < 0x38800000 ? 0x80000000 : 0xffffe000; /* no subnormals */
     memcpy(&x, &bits, 4);
     return x;
 }
@@ -73,7 +73,8 @@ static void put(const Rows *rows, int64_t row, int64_t column, float x) {
     memcpy(&bits, &x, 4);
     if (rows->format == FLOAT32) memcpy(at + 4 * column, &x, 4);
     else if (rows->format == FLOAT16) {
-        const uint16_t half = (uint16_t)((bits >> 16 & 0x8000) | (((bits >> 13) - (112 << 10)) & 0x7fff));
+        const uint32_t magnitude = bits << 1 ? (bits & 0x7fffffff) - (112 << 23) : 0;
+        const uint16_t half = (uint16_t)((bits >> 16 & 0x8000) | magnitude >> 13);
         memcpy(at + 2 * column, &half, 2);
     } else {
         const float high = rounded(x, BFLOAT16), low = rounded(x - high, BFLOAT16);
