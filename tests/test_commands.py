@@ -62,7 +62,7 @@ def test_workflows_run_what_there_is(path):
     assert commands
     for program, *arguments in commands:
         if program == "make":
-            assert {*arguments} <= {*TARGETS}
+            assert {argument for argument in arguments if "=" not in argument} <= {*TARGETS}
         for word in (program, *arguments):
             assert (not word.startswith(".ci/") and not word.endswith(".py")) or (ROOT / word).is_file(), word
 
