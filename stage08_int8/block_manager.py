@@ -34,7 +34,7 @@ class Cached(NamedTuple):
 
 
 class BlockTable(NamedTuple):
-    """A sequence's blocks in order, and with prefix caching the prefix ids after those that are full and computed."""
+    """A sequence's blocks in order, and the prefix ids of the full ones (none without prefix caching)."""
 
     blocks: list[int]
     prefix_ids: list[int]
