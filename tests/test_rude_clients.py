@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import os
+import queue
 import re
 import signal
 import socket
@@ -314,6 +315,20 @@ def test_what_bad_clients_get(tales, caplog):
                 assert [status for status, _ in got] == [status for status, _ in expected], (name, got)
                 assert all(words in text for (_, text), (_, words) in zip(got, expected, strict=True)), (name, got)
     assert not caplog.records
+
+
+def test_who_sends_a_byte_at_a_time_leaves_others_the_time(tales):
+    """Reading chunks of a byte takes at most a third of the server's thread; the engine's thread needs the rest."""
+    with listening(tales, close=False) as (server, port), connect(port) as one:
+        wait_until(lambda: server.server_state.connections)
+        (connection,) = server.server_state.connections
+        clocks: queue.Queue[float] = queue.Queue()
+        connection.loop.call_soon_threadsafe(lambda: clocks.put(time.thread_time()))
+        used, begun = clocks.get(), time.monotonic()
+        one.sendall(CHUNKED + b"".join(b"1\r\n%c\r\n" % byte for byte in b"{}".ljust(20_000)) + b"0\r\n\r\n")
+        assert one.recv(65536).startswith(b"HTTP/1.1 400 ")
+        connection.loop.call_soon_threadsafe(lambda: clocks.put(time.thread_time()))
+        assert clocks.get() - used < (time.monotonic() - begun) / 3
 
 
 def test_when_the_time_of_a_request_begins(tales):

@@ -7,12 +7,14 @@
     connections                --max-connections, then uvicorn answers 503; but one that waits for its client makes room
     new connections            BACKLOG, by the system, until they are accepted
     time                       --idle-seconds: of silence, and for sending a request, by `check_time`
+    a chunk of a byte          costs as much as one of a kilobyte: who sends them rests in between, by `buffer_updated`
 
 What one request may ask for is in ../openai/limits.py.
 """
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import h11
@@ -25,6 +27,7 @@ from ..strict_json import no_duplicates
 
 HEAD_BYTES = 2**14
 TURN = 2**10  # bytes of one client that are read before others have their turn
+LONG_TURN, REST = 0.0005, 9  # seconds of CPU after which a client rests, and for how many times as long
 BACKLOG = 128
 OTHER_FILES = 512  # of this process, and connections that are accepted before others are closed: 3 times BACKLOG
 CLIENT_GONE = 499  # in the log, if nothing was sent; nginx's status for this
@@ -93,7 +96,15 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             self.since = self.loop.time()  # a request begins
+        begun = time.thread_time()
         self.data_received(bytes(self._part[:nbytes]))
+        if (took := time.thread_time() - begun) > LONG_TURN:
+            self.transport.pause_reading()
+            self.loop.call_later(REST * took, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.flow.read_paused:  # by uvicorn
+            self.transport.resume_reading()
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()
