@@ -170,11 +170,9 @@ def where_it_loses(row: dict) -> str | None:
 
 
 TABLES["ladder"] = {
-    "engine": TABLES["speed"]["engine"],
-    "tok/s": TABLES["speed"]["tok/s"],
-    "speed-up": lambda row: speed_up(row, spread=False),
-    "of what this machine allows": TABLES["speed"]["of the limit"],
-    "TTFT p50": seconds("ttft_p50"),
+    "stage": lambda row: str(int(row["engine"][5:7])),  # a few characters, so that the last column has room on a phone
+    "tok/s": lambda row: f"{row['tokens_per_second']:.0f}",
+    "speed-up": lambda row: f"{row['ratio']:.2f} ×" if row["ratio"] else None,
     "gains least, or loses, when": where_it_loses,
 }
 
@@ -184,12 +182,12 @@ def table(result: dict, name: str) -> str:
     cells = {
         title: [column(row) for row in result["summary"]]
         for title, column in TABLES[name].items()
-        if title in ("engine", "tok/s") or any(column(row) is not None for row in result["summary"])
+        if title in ("engine", "stage", "tok/s") or any(column(row) is not None for row in result["summary"])
     }
     for title in ("requests with the same ids", "tokens before the first difference"):
         if all(value == "100%" for value in cells.get(title, ())):
             cells.pop(title, None)
-    left = [i for i, title in enumerate(cells) if title in ("engine", "gains least, or loses, when")]
+    left = [i for i, title in enumerate(cells) if title in ("engine", "stage", "gains least, or loses, when")]
     rows = zip(*cells.values(), strict=True)
     return grid(list(cells), [[value or "" for value in row] for row in rows], left)
 
@@ -205,8 +203,9 @@ def sentence(result: dict) -> str:
     )
 
 
-def caption(result: dict) -> str:
-    """What the numbers describe: the requests, the model, the machine, and the command that measures them."""
+def caption(result: dict, limit: bool = True) -> str:
+    """What the numbers describe: the requests, the model, the machine, its limit if a column needs it, and the command
+    that measures them."""
     machine, what = result["machine"], "1 request" if result["requests"] == 1 else f"{result['requests']} requests"
     sentences = [
         f"Workload {result['workload']}: {what}, at most {result['max_num_seqs']} at once",
@@ -224,7 +223,10 @@ def caption(result: dict) -> str:
     if result.get("int8_rate"):
         rate = result["int8_rate"] / 1e9
         integers = f"; with weights in int8, a byte for each of them and {rate:,.0f} billion integer operations/s"
-    sentences.append(f"The limit, probed in the same run: {memory:.1f} GB/s read, {products:.0f} GFLOP/s{integers}. ")
+    if limit:
+        sentences.append(
+            f"The limit, probed in the same run: {memory:.1f} GB/s read, {products:.0f} GFLOP/s{integers}. "
+        )
     versions = {name: version for packages in result["versions"].values() for name, version in packages.items()}
     if versions.pop("torch", None):
         sentences.append(f"Peers: {', '.join(' '.join(pair) for pair in versions.items())}. ")
@@ -333,7 +335,7 @@ def with_tables(readme: str) -> str:
             if words == ["sentence"]:
                 return f"{begin}\n{sentence(shown)}\n\n{end}"
             own = [table(result if word == "work" else shown, word) for word in words if not word.isdecimal()]
-            text = "\n\n".join([*own, caption(shown)])
+            text = "\n\n".join([*own, caption(shown, limit=words != ["ladder"])])
         elif kind == "comparison":
             text = comparison(results)
         else:
@@ -364,7 +366,8 @@ def write_readmes() -> None:
         for path in (ROOT / match[3].strip() for match in BLOCK.finditer(text) if match[2] == "throughput"):
             result = json.loads(path.read_text())
             if path.stem == "ladder" and "ladder.svg" in text:
-                path.with_suffix(".svg").write_text(race.svg(result), encoding="utf-8")
+                for name, form in (("ladder", race.WIDE), ("ladder-narrow", race.NARROW)):
+                    path.with_name(f"{name}.svg").write_text(race.svg(result, form), encoding="utf-8")
     for name in PICTURES:
         picture(name).savefig(RESULTS / f"{name}.svg")
 

@@ -11,19 +11,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from bench.race import race
+from bench.race import answered, race
 
 RESULT = Path(__file__).parent.parent / "bench/results/ladder.json"
 SIZE = 1200, 630  # pixels
-AT = 2.0  # seconds
 INK, SOFT, DARK, LIT = "#1f2328", "#57606a", "#eaeef2", "#0969da"
 LEFT, TOP, ROW, BAR, WIDTH = 320, 190, 50, 30, 680
 ALT = "A row of lights for each engine. A light is on if that person has a first word after two seconds."
-
-
-def answered(first_tokens: list[float]) -> int:
-    """How many have a first word by then."""
-    return sum(at <= AT for at in first_tokens)
 
 
 def draw(result: dict) -> Figure:
