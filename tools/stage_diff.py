@@ -5,8 +5,8 @@
     python tools/stage_diff.py 2 model.py   # the diff of this file
     python tools/stage_diff.py --write      # put every stage's table, and the code that it shows, into its README
 
-Pages and pictures are left out, because they contain the tables. For `support/`, which no chapter teaches, the table
-only says in one line which files are new or changed. The code that a README shows is between the marks
+Pages and pictures are left out, because they contain the tables. Of `support/`, which no chapter teaches, the table
+only names the files that are new or changed. The code that a README shows is between the marks
 `<!-- code: FILE FUNCTION ... -->` and `<!-- end of code -->`, where a function may be `Class.method`.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sync_stages import ROOT, read_stages
 
-TEXTS = {".md", ".svg"}  # what is read, not run
+TEXTS = {".md", ".svg", ".typed"}  # no code
 SUPPORT = "support/"
 BEGIN, END = "<!-- stage_diff: made by tools/stage_diff.py --write -->", "<!-- end of stage_diff -->"
 
@@ -43,42 +43,34 @@ def count(diff: list[str]) -> tuple[int, int]:
 
 
 def is_code(name: str) -> bool:
-    """Whether the table has a row for it: not for pages and pictures, nor for files in support/."""
+    """Whether the table counts its lines: not for pages and pictures, nor for files in support/."""
     return Path(name).suffix not in TEXTS and not name.startswith(SUPPORT)
 
 
 def table(stage: str) -> str:
-    """A Markdown table of the stage's new and changed files, with totals; for the first stage, of its files' lines."""
-    stages = list(read_stages())
+    """A Markdown table of the stage's new, changed and removed files, with the lines added and removed."""
+    files, stages = read_stages(), list(read_stages())
     before = stages[stages.index(stage) - 1] if stages.index(stage) else None
-    rows, same, totals, support = [], [], {"new": [0, 0], "changed": [0, 0]}, {"new": [], "changed": []}
-    for name, state in read_stages()[stage].items():
-        if Path(name).suffix in TEXTS:
-            continue
-        if name.startswith(SUPPORT):
-            if state != "same":
-                support[state].append(f"`{name.removeprefix(SUPPORT)}`")
-            continue
-        if state == "same":
-            same.append(f"`{name}`")
-            continue
-        added, removed = count(file_diff(stage, before, name))
-        totals[state][0] += added
-        totals[state][1] += removed
-        rows.append(f"| `{name}` | {state} | +{added} | −{removed} |" if before else f"| `{name}` | {added} |")
+    states = {name: state for name, state in files[stage].items() if state != "same"}
     if before:
-        gone = [name for name in read_stages()[before] if name not in read_stages()[stage] and is_code(name)]
-        rows += [f"| `{name}` | removed | | −{len(read_lines(ROOT / before / name))} |" for name in gone]
-        lines = ["| file | | added | removed |", "|---|---|---:|---:|", *sorted(rows)]
-        lines.append(f"| **all changed files** | | **+{totals['changed'][0]}** | **−{totals['changed'][1]}** |")
-        lines.append(f"| **all new files** | | **+{totals['new'][0]}** | |")
-        lines += ["", f"The same as in `{before}`: {', '.join(sorted(same)) or 'nothing'}."]
-        in_words = [f"{', '.join(sorted(names))} {state}" for state, names in support.items() if names]
-        lines[-1] += f" In `support/`: {'; '.join(in_words)}." if in_words else " `support/` is the same."
-    else:
-        lines = ["| file | lines |", "|---|---:|", *sorted(rows), f"| **all** | **{totals['new'][0]}** |"]
-        lines += ["", "What `support/` has is on [its page](support/README.md)."]
-    return "\n".join(lines)
+        states |= {name: "removed" for name in files[before] if name not in files[stage]}
+    lines = ["| | files | lines |", "|---|---|---:|"]
+    for state in ("new", "changed", "removed"):
+        names = sorted(name for name in states if states[name] == state and is_code(name))
+        counts = [count(file_diff(stage, before, name)) for name in names]
+        if names:
+            cells = [f"`{name}` {figures(*own)}" for name, own in zip(names, counts, strict=True)]
+            lines.append(f"| {state} | {', '.join(cells)} | {figures(*map(sum, zip(*counts, strict=True)))} |")
+    support = sorted(name for name in states if name.startswith(SUPPORT) and Path(name).suffix not in TEXTS)
+    if before is None:
+        return "\n".join([*lines, "", "What `support/` has is on [its page](support/README.md)."])
+    lines.append(f"| in `support/` | {', '.join(f'`{name.removeprefix(SUPPORT)}`' for name in support)} | |")
+    return "\n".join([*lines, "", f"All other files are the same as in `{before}`."])
+
+
+def figures(added: int, removed: int) -> str:
+    """Lines added and removed, such as "+20 −9"; no zeros."""
+    return " ".join([f"+{added}"] * bool(added) + [f"−{removed}"] * bool(removed))
 
 
 def with_table(readme: str, new_table: str) -> str:

@@ -102,7 +102,7 @@ class ChapterTables(SphinxTransform):
     def apply(self, **_) -> None:
         page_of = {change.name: change.page for change in changes() if f"{change.stage}/README" == self.env.docname}
         for row in self.document.findall(nodes.row):
-            for name in list(row[0].findall(nodes.literal)):
+            for name in list(row.findall(nodes.literal)):
                 if page := page_of.get(name.astext()):
                     address = relative_uri(f"{self.env.docname}.html", page)
                     name.replace_self(nodes.reference("", "", name.deepcopy(), refuri=address, internal=True))
