@@ -105,7 +105,6 @@ class Scheduler:
             heapq.heappush(self.free_slots, request.slot)
         elif request in self.waiting:
             self.waiting.remove(request)
-        request.rank = None
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every slot is either free or held by exactly one running request."""

@@ -152,7 +152,6 @@ class Scheduler:
             self.block_manager.free(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-        request.rank = None
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless exactly the running requests hold blocks, and no more of them run than may."""

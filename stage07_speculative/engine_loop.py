@@ -1,8 +1,8 @@
 """The engine runs in its own thread, and callers talk to it through queues.
 
 This is continuous batching seen from outside: a request may come at any time and from any thread, and joins the others
-at the next step. A caller puts its requests into the engine's queue, and waits for its results in another queue. Only
-one thread runs the engine, and nothing here needs a lock.
+at the next step. A caller puts a command into the engine's queue, and waits for its results in another queue. Only the
+engine's thread touches the engine and knows who waits for which request, so nothing here needs a lock.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import torch
 
 from .engine import Engine
 from .request import Request
-from .support.worker import EngineClosedError, Worker
+from .support.worker import Worker
 
 logger = logging.getLogger(__name__)
 Callback = Callable[[list[Request], BaseException | None], object]  # gets the requests that made progress, or an error
@@ -29,9 +29,9 @@ class EngineLoop(Worker):
 
     Attributes:
         engine: made when the constructor returns.
-        callbacks: unfinished requests, each with the function that gets its updates. Callers add to it, the engine's
-            thread removes.
-        has_failed: whether a step has failed since a request last got a token.
+        callbacks: unfinished requests, each with the function that gets its updates. Only the engine's thread
+            changes it.
+        has_failed: whether the last step failed, and is to be tried once more.
 
     Raises:
         What make_engine raises; RuntimeError in a fork of a process that has an engine.
@@ -76,35 +76,25 @@ class EngineLoop(Worker):
             self.abort(unfinished)
 
     def submit(self, requests: Sequence[Request], callback: Callback) -> None:
-        """Queue requests, all or none. After each step `callback` is called, in the engine's thread, with the
-        requests that got a token or finished; or with the error that ended them all.
+        """Queue requests, all or none. After each step `callback` is called, in the engine's thread, with those that got a token or
+        finished; or with the error that ended them: an EngineClosedError, if the engine is closed before it has them.
 
         Raises:
             EngineClosedError: the engine is closed.
             RuntimeError: this thread, or this process, can't wait for it.
         """
         self.check()
-        # First add the callbacks, then look at `closing`. The thread does it the other way round (`_run_commands`), so
-        # one of the two always sees the other.
-        self.callbacks.update(dict.fromkeys(requests, callback))
-        if self.closing:
-            for request in requests:
-                self.callbacks.pop(request, None)
-            self.commands.put(lambda: None)  # the thread may have seen them, and wait for them
-            raise EngineClosedError("the engine is closed") from self.failure
-        self.commands.put(lambda: self._add(requests))
+        self.send(lambda: self._add(requests, callback))
 
     def abort(self, requests: Iterable[Request]) -> None:
         """End these requests now, unless they have already finished. Never blocks."""
         if requests := list(requests):
-            self.commands.put(lambda: self._abort(requests))
+            self.send(lambda: self._abort(requests))
 
     def close(self, *, abort: bool = False) -> None:
         """Accept no more requests, finish the unfinished ones (or abort them), and end the thread. Does not wait for
         it."""
-        super().close()
-        if abort:
-            self.commands.put(lambda: self._abort(list(self.callbacks)))
+        self.send(lambda: self._close(abort))
 
     # --- The engine's thread ----------------------------------------------------------------------------------------
 
@@ -112,22 +102,21 @@ class EngineLoop(Worker):
         try:
             self.engine = self.make_engine()
             self.made.put(None)
-        except BaseException as error:  # the caller raises it
-            self.made.put(error)
-            return
-        try:
             with torch.inference_mode():
                 while self._run_once():
                     pass
-        except BaseException as error:  # a bug in the recovery
-            logger.error("the engine has failed", exc_info=error)
-            self.failure, self.closing = error, True
-            self._deliver_error(error)
+        except BaseException as error:  # the engine can't be made, or not be restarted
+            self.failure = error
+            self.made.put(error)
         finally:
-            del self.engine  # if it is the last reference, free it here: at exit, Python waits for this thread
+            self.closing = True
+            self._fail(list(self.callbacks), self.closed())
+            self.ended = True
+            self.run_queued()  # they now tell their callers that the engine is closed
+            self.__dict__.pop("engine", None)  # the last reference, perhaps: free it here, where it was made
 
     def _run_once(self) -> bool:
-        """Commands, then a step. No caller may wait forever, whatever fails. Returns False when the loop is closed."""
+        """Commands, then a step. An error ends all requests, and the engine goes on. False: the loop is closed."""
         try:
             if not self._run_commands():
                 return False
@@ -135,48 +124,58 @@ class EngineLoop(Worker):
         except BaseException as error:
             self.has_failed = False
             self.engine.restart([])
-            self._deliver_error(error)
+            self._fail(list(self.callbacks), error)
         return True
 
     def _run_commands(self) -> bool:
         """Run the queued commands. Without requests, sleep until a command comes. False: the loop is closed."""
         while True:
             if self.commands.empty():
-                if self.engine.has_unfinished_requests:
+                if self.callbacks:
                     return True
-                if self.closing and not self.callbacks:  # in this order: see `submit`
+                if self.closing:
                     return False
             self.commands.get()()
 
     def _step(self) -> None:
-        """One step. If it fails as a whole, all requests keep their tokens and start over; but if another step has
-        failed since a request got a token, raises the error."""
+        """One step. If it fails as a whole, all requests keep their tokens and start over; if the next one fails too,
+        raises its error."""
         try:
             with self.engine.stats.timing():
                 updated = self.engine.step()
-            if updated:
-                self.has_failed = False
+            self.has_failed = False
         except BaseException as error:
             logger.warning("a step failed: %s: %s", type(error).__name__, error)
             if self.has_failed:
                 raise
-            # Without those whose `_add` is still queued: one of them may be refused (see `submit`).
-            unfinished = [request for request in list(self.callbacks) if request.rank is not None or request.finished]
-            self.engine.restart(unfinished)
-            updated = [request for request in unfinished if request.finished]  # by the step that failed
-            self.has_failed = not updated
+            self.has_failed = True
+            self.engine.restart(list(self.callbacks))
+            updated = [request for request in self.callbacks if request.finished]  # by the step that failed
         self._notify(updated)
 
-    def _add(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            if request in self.callbacks:  # else it has ended
+    def _add(self, requests: Sequence[Request], callback: Callback) -> None:
+        try:
+            if self.closing:
+                raise self.closed()
+            for request in requests:
                 self.engine.add(request)
+                self.callbacks[request] = callback
+        except BaseException as error:  # all or none
+            for request in requests:
+                self.engine.abort(request)
+                self.callbacks.pop(request, None)
+            callback([], error)
 
     def _abort(self, requests: Iterable[Request]) -> None:
         unfinished = [request for request in requests if request in self.callbacks]
         for request in unfinished:
             self.engine.abort(request)
         self._notify(unfinished)
+
+    def _close(self, abort: bool) -> None:
+        self.closing = True
+        if abort:
+            self._abort(list(self.callbacks))
 
     def _notify(self, updated: list[Request]) -> None:
         """Give each caller the updates of its requests; a request's last update is its end."""
@@ -186,25 +185,21 @@ class EngineLoop(Worker):
             if request.finished:
                 self.engine.stats.count_ended(request)
         for callback, requests in updates.items():
-            self._deliver(callback, requests)
+            try:
+                callback(requests, None)
+            except Exception as error:  # e.g. its event loop is closed
+                requests = [request for request, other in self.callbacks.items() if other is callback]
+                for request in requests:
+                    self.engine.abort(request)
+                self._fail(requests, error)
             for request in requests:
                 if request.finished:  # forget it only now: an error before this line still finds its callback
                     self.callbacks.pop(request, None)
 
-    def _deliver(self, callback: Callback, requests: list[Request]) -> None:
-        try:
-            callback(requests, None)
-        except Exception as error:  # e.g. its event loop is closed
-            for request in [request for request, other in self.callbacks.copy().items() if other is callback]:
-                self.engine.abort(request)
-                self.callbacks.pop(request, None)
+    def _fail(self, requests: list[Request], error: BaseException) -> None:
+        """Give the callers of these requests the error, and forget them."""
+        for callback in dict.fromkeys([self.callbacks[request] for request in requests]):
             with contextlib.suppress(Exception):
                 callback([], error)
-
-    def _deliver_error(self, error: BaseException) -> None:
-        failed = self.callbacks.copy()  # callers may add to it
-        for callback in dict.fromkeys(failed.values()):
-            with contextlib.suppress(Exception):
-                callback([], error)
-        for request in failed:
+        for request in requests:
             self.callbacks.pop(request, None)

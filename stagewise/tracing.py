@@ -138,7 +138,7 @@ def look_on(llm: Any, listener: Listener) -> tuple[dict, list[dict], int]:
         paged = hasattr(engine, "block_manager")
         if paged:
             header |= free_blocks(engine.block_manager)
-        known = describe([request for request in list(llm.loop.callbacks) if request.rank is not None])
+        known = describe(list(llm.loop.callbacks))
         for request in engine.scheduler.running:
             where = {"num_cached_tokens": request.num_cached_tokens} if paged else {"slot": request.slot}
             known.append({"kind": "admitted", **who_is(request), **where})

@@ -4,11 +4,12 @@ engine, the server and the run go on."""
 import asyncio
 import json
 import math
+import threading
 
 import pytest
 import torch
 
-from tests.adapter import STAGES, in_threads
+from tests.adapter import STAGES, in_threads, wait_until
 from tests.test_serving import ask, read_events, serving
 
 PROMPT = "Once upon a time"
@@ -262,24 +263,41 @@ def test_what_is_said_of_an_error(stage):
 
 
 @pytest.mark.covers("engine_loop.py")
-@pytest.mark.parametrize("stage", SERVING[:1], ids=str)
-def test_a_step_that_fails_adopts_no_request_that_is_refused_now(stage, small_checkpoint):
-    """`submit` notes its callbacks before it looks whether the engine is closing, and takes them back if so. If a step
-    fails in between, such a request must not start over with the others."""
-    llm = stage.LLM(small_checkpoint, device="cpu")
-    expected = llm.generate([[1, 2, 3]], stage.SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
-    refused, step, calls = llm.inputs.request([4, 5], stage.SamplingParams()), llm.engine.step, []
+@pytest.mark.parametrize("stage", SERVING, ids=str)
+def test_a_second_failing_step_ends_only_those_that_were_in_it(stage, small_checkpoint):
+    """A request that comes during that step is done."""
+    llm, params = stage.LLM(small_checkpoint, device="cpu"), stage.SamplingParams(temperature=0, max_tokens=9)
+    expected, step, calls, late = llm.generate([[4, 5]], params), llm.engine.step, [], []
+    other = threading.Thread(target=lambda: late.extend(llm.generate([[4, 5]], params)))
 
-    def step_that_fails_once():
+    def step_that_fails_twice():
         calls.append(1)
-        if len(calls) == 3:
-            llm.loop.callbacks[refused] = lambda *_: None
-            raise RuntimeError("a step fails")
-        if len(calls) == 4:
-            del llm.loop.callbacks[refused]
+        if len(calls) == 2:
+            other.start()
+            wait_until(lambda: not llm.loop.commands.empty())
+        if len(calls) <= 2:
+            raise RuntimeError(f"step {len(calls)} fails")
         return step()
 
-    llm.engine.step = step_that_fails_once
-    outputs = llm.generate([[1, 2, 3]], stage.SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
-    assert outputs[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
-    assert refused.rank is None
+    llm.engine.step = step_that_fails_twice
+    with pytest.raises(RuntimeError, match="step 2 fails"):
+        llm.generate([[1, 2, 3]], params)
+    other.join(60)
+    assert [output.outputs[0].token_ids for output in late] == [expected[0].outputs[0].token_ids]
+
+
+@pytest.mark.covers("engine_loop.py")
+@pytest.mark.parametrize("stage", SERVING, ids=str)
+def test_a_request_that_comes_after_the_end_is_told(stage, small_checkpoint):
+    """Also if the engine ends between its caller's look and its command; the others get what they asked for."""
+    llm, params = stage.LLM(small_checkpoint, device="cpu"), stage.SamplingParams(max_tokens=3, ignore_eos=True)
+    loop, check = llm.loop, llm.loop.check
+
+    def check_then_end():
+        check()
+        llm.close(abort=True)
+
+    loop.check = check_then_end
+    with pytest.raises(stage.EngineClosedError):
+        llm.generate([[1, 2]], params)
+    assert loop.commands.empty() and not loop.callbacks

@@ -497,7 +497,7 @@ def test_an_error_between_any_two_lines_leaves_nobody_waiting(serving, small_che
     llm, loop = small_engine(serving, small_checkpoint), serving.part("engine_loop").EngineLoop
     asked, ended = ways(serving, llm), []
     asked.pop("beam_search", None)
-    functions = [loop._add, loop._abort, loop._step, loop._notify, loop._deliver, loop._run_commands]
+    functions = [loop._add, loop._abort, loop._step, loop._notify, loop._fail, loop._run_commands]
     call = in_coroutine(llm_as_async(serving, llm), [1, 2, 3], serving.SamplingParams(seed=1, max_tokens=4))
     calls = [*asked.values(), (call, call())]
 

@@ -19,14 +19,15 @@ class EngineClosedError(RuntimeError):
 
 
 class Worker:
-    """Runs `main` in a thread.
+    """Runs `main` in a thread, and there the functions that others send.
 
-    `put` never blocks, so a finalizer or a signal handler may use it at any moment. Python raises Ctrl-C in the main
+    `send` never blocks, so a finalizer or a signal handler may use it at any moment. Python raises Ctrl-C in the main
     thread, so it interrupts a caller that waits, never the worker.
 
     Attributes:
         commands: functions for the thread to run; `main` takes them out.
         closing: whether the thread is to end. Once set, it stays.
+        ended: whether the thread takes no more commands out.
         failure: the error that ended the thread.
 
     Raises:
@@ -35,14 +36,27 @@ class Worker:
 
     def __init__(self):
         check_fork()
-        self.closing = False
+        self.closing = self.ended = False
         self.failure: BaseException | None = None
         self.commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self.main, name="engine", daemon=True)
         workers.add(self)
 
     def main(self) -> None:
+        """The thread. At its end, it sets `ended`, and then calls `run_queued`."""
         raise NotImplementedError
+
+    def send(self, command: Callable[[], object]) -> None:
+        """Let the thread run a function; after its end, run it here. First the function is put into the queue, then
+        `ended` is looked at, and the thread does it the other way round. So one of the two runs it."""
+        self.commands.put(command)
+        if self.ended:
+            self.run_queued()
+
+    def run_queued(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.commands.get_nowait()()
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Run a function in the thread, between two steps. Returns its result, or raises its error."""
@@ -50,17 +64,19 @@ class Worker:
 
         def command() -> None:
             try:
+                if self.ended:
+                    raise self.closed()
                 answer.put([function()])  # in a list: `wait` raises an exception
             except BaseException as error:
                 answer.put(error)
 
         self.check()
-        self.commands.put(command)
+        self.send(command)
         return self.wait(answer)[0]
 
     def wait(self, answers: queue.SimpleQueue) -> Any:
-        """The next item of a queue that the thread fills. If it is an error, or if the thread has ended without
-        another item, raises that."""
+        """The next item of a queue that the thread fills. Raises an item that is an error; raises EngineClosedError if
+        the thread has ended and nothing is left."""
         while True:
             check_fork()
             alive = self.thread.is_alive()
@@ -68,7 +84,7 @@ class Worker:
                 item = answers.get(timeout=POLL)
             except queue.Empty:
                 if not alive:  # it was dead before we looked into the queue, so nothing more will come
-                    raise EngineClosedError("the engine is closed") from self.failure
+                    raise self.closed() from None
                 continue
             if isinstance(item, BaseException):
                 raise item
@@ -82,19 +98,23 @@ class Worker:
                 "code that runs in the engine's thread (a logits processor, a finalizer) can't wait for it"
             )
         if self.closing:
-            raise EngineClosedError("the engine is closed") from self.failure
+            raise self.closed()
+
+    def closed(self) -> EngineClosedError:
+        error = EngineClosedError("the engine is closed")
+        error.__cause__ = self.failure
+        return error
 
     def close(self, *, abort: bool = False) -> None:
-        """Ask the thread to end: with `abort` as soon as it can. Does not wait for it."""
-        self.closing = True
-        self.commands.put(lambda: None)  # wakes it
+        """Ask the thread to end. Does not wait for it."""
+        raise NotImplementedError
 
 
 workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 def close_all() -> None:
-    """End all workers when Python exits, which a thread in the middle of a step would crash."""
+    """When Python exits, end all workers first: a thread in the middle of a step would crash it."""
     with contextlib.suppress(ValueError):  # not the main thread, which gets no Ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the wait lasts no longer than the running command or step
     alive = [worker for worker in list(workers) if worker.thread.is_alive()]  # in a fork, none
