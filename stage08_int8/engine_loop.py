@@ -31,7 +31,7 @@ class EngineLoop(Worker):
         engine: made when the constructor returns.
         callbacks: unfinished requests, each with the function that gets its updates. Only the engine's thread
             changes it.
-        has_failed: whether the last step failed, and is to be tried once more.
+        has_failed: whether a step has failed since a request last got a token.
 
     Raises:
         What make_engine raises; RuntimeError in a fork of a process that has an engine.
@@ -138,12 +138,11 @@ class EngineLoop(Worker):
             self.commands.get()()
 
     def _step(self) -> None:
-        """One step. If it fails as a whole, all requests keep their tokens and start over; if the next one fails too,
-        raises its error."""
+        """One step. If it fails as a whole, all requests keep their tokens and start over; if another one fails before a
+        request has got a token, raises its error."""
         try:
             with self.engine.stats.timing():
                 updated = self.engine.step()
-            self.has_failed = False
         except BaseException as error:
             logger.warning("a step failed: %s: %s", type(error).__name__, error)
             if self.has_failed:
@@ -151,6 +150,8 @@ class EngineLoop(Worker):
             self.has_failed = True
             self.engine.restart(list(self.callbacks))
             updated = [request for request in self.callbacks if request.finished]  # by the step that failed
+        if updated:
+            self.has_failed = False
         self._notify(updated)
 
     def _add(self, requests: Sequence[Request], callback: Callback) -> None:
