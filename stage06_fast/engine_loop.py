@@ -106,6 +106,8 @@ class EngineLoop(Worker):
                 while self._run_once():
                     pass
         except BaseException as error:  # the engine can't be made, or not be restarted
+            if self.callbacks:
+                logger.error("the engine has failed", exc_info=error)
             self.failure = error
             self.made.put(error)
         finally:

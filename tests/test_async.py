@@ -145,6 +145,11 @@ def test_a_huge_prompt_does_not_hold_up_the_engine(stage, engine, monkeypatch):
         release.set()
 
 
+def num_submitted(engine):
+    """While a step is held, each request is a command, or has a callback already."""
+    return len(engine.llm.loop.callbacks) + engine.llm.loop.commands.qsize()
+
+
 def test_an_error_in_the_engine_reaches_every_waiter(stage, engine):
     """The error itself, after a second try; then the engine works for others."""
     forward, release = engine.llm.engine.runner.forward, threading.Event()
@@ -161,7 +166,7 @@ def test_an_error_in_the_engine_reaches_every_waiter(stage, engine):
 
     calls = [lambda: engine.llm.generate([[1, 2]]), lambda: asyncio.run(collect(engine, [3], None))] * 3
     with in_threads(*(functools.partial(wait_for_it, call) for call in calls)):
-        wait_until(lambda: len(engine.llm.loop.callbacks) == 6)
+        wait_until(lambda: num_submitted(engine) == 6)
         release.set()
     engine.llm.engine.runner.forward = forward
     assert engine.llm.generate([[1]], stage.SamplingParams(max_tokens=2))[0].finished
@@ -170,16 +175,17 @@ def test_an_error_in_the_engine_reaches_every_waiter(stage, engine):
 def test_close_finishes_or_aborts(stage, small_checkpoint):
     for abort in (False, True):
         engine = stage.AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1)
-        step = engine.llm.engine.step
+        step, release = engine.llm.engine.step, threading.Event()
 
-        def held(engine=engine, step=step):
-            wait_until(lambda: engine.llm.loop.closing)  # else a fast engine is through before the third request
+        def held(step=step, release=release):
+            assert release.wait(300)  # else a fast engine is through before the third request
             return step()
 
         engine.llm.engine.step = held
         with in_threads(*[functools.partial(engine.llm.generate, [[1, 2]], endless(stage))] * 3) as outputs:
-            wait_until(lambda e=engine: len(e.llm.loop.callbacks) == 3)
-            engine.close(abort=abort)
+            wait_until(lambda e=engine: num_submitted(e) == 3)
+            engine.llm.loop.close(abort=abort)
+            release.set()
         assert [output.outputs[0].finish_reason for (output,) in outputs] == ["abort" if abort else "length"] * 3
         for (output,) in outputs:  # those that never ran have no times, rather than wrong ones
             times = output.metrics.ttft, output.metrics.e2e, output.metrics.queue_time

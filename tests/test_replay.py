@@ -243,6 +243,12 @@ def lab(rgb):
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
+def contrast(one, other):
+    """By WCAG 2."""
+    dark, light = sorted(XYZ[1] @ linear(color) for color in (one, other))
+    return (light + 0.05) / (dark + 0.05)
+
+
 def colors(pattern):
     css = (page.PARTS / "page.css").read_text(encoding="utf-8")
     return re.findall(rf"--{pattern}: (#[0-9a-f]{{6}});", css)
@@ -262,7 +268,15 @@ def test_requests_are_told_apart_by_color_blind_eyes(eyes):
             assert np.linalg.norm(lab(linear(color)) - lab(linear(gray))) > 20, f"{color} and {gray}"
     (ink,) = colors("on-own")
     for color in own:
-        assert (XYZ[1] @ linear(color) + 0.05) / (XYZ[1] @ linear(ink) + 0.05) > 4.5
+        assert contrast(color, ink) > 4.5
+
+
+def test_requests_are_told_from_the_page():
+    """In the dark by their colors, on white by the edge around them: graphics need a contrast of 3:1."""
+    own, (edge,) = colors(r"c\d"), colors("edge")
+    for day, night in (colors("card"), colors("paper")):
+        assert contrast(edge, day) >= 3
+        assert min(contrast(color, night) for color in own) >= 3
 
 
 def test_colors_of_requests_mean_nothing_else():
@@ -303,7 +317,7 @@ def test_a_page_with_its_story_is_opened(tmp_path, capsys, monkeypatch):
     assert f"the page is {made}" in capsys.readouterr().err
     html = made.read_text(encoding="utf-8")
     assert html.count('class="trace"') == 2
-    assert "A static batch is padded: 1105 places, sorted 898" in html
+    assert "Sorting by length saves padding: 898 places are computed for nothing instead of 1,105" in html
     (tmp_path / "stories.toml").write_text("[other]")
     made_traces.write(tmp_path / "one.jsonl", *made_traces.slots())
     assert main([str(tmp_path / "one.jsonl"), "-o", str(tmp_path / "run.html")]) == 0

@@ -65,7 +65,7 @@ def embedded(trace: Trace) -> str:
 
 
 def embedded_story(story: dict) -> str:
-    return as_json("story", {name: story[name] for name in ("look", "stops", "verdict")})
+    return as_json("story", {name: story[name] for name in ("look", "engines", "stops", "verdict") if name in story})
 
 
 def as_json(kind: str, value: object) -> str:

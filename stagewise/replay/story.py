@@ -4,6 +4,7 @@ of the traces; the traces' numbers are filled in here.
     title, message   the example's point, and its result in a few numbers
     chapter          where to read about it, from the root of the repository
     look             "rows" or "memory": the part of a step to show first
+    engines          what to call the two engines, if they are of the same stage
     stops            each {at, says, text}. `at` is the event that defines a stop, [kind, who, which, trace]: the first
                      (or second, …) event of this kind for this completion, in the first trace (or the second). Besides
                      a trace's events there are "carried" (a finished row goes through the model), "right" (a row

@@ -23,6 +23,35 @@ def test_overlapping_boxes_and_cut_lines_are_found(browser, tmp_path):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
+def test_nothing_is_too_small_to_read_on_a_phone(browser, page_of, name):
+    """At each stop, all text in the document and on canvases has 10 pixels or more; and lanes have letters."""
+    browser.size(390, 844, mobile=True)
+    browser.open(page_of(name))
+    written = browser(
+        f"""{LAYOUT}
+        const found = [];
+        const {{ write }} = Ink.prototype;
+        Ink.prototype.write = function (context, text, x, y, style) {{
+          found.push([text, style.size, context.canvas.className]);
+          write.call(this, context, text, x, y, style);
+        }};
+        for (let i = 0; i < page.story.stops.length; i++) {{
+          page.story.go(i);
+          for (const film of page.films) film.drawn = "";
+          page.renderNow();
+          for (const {{ node, text }} of boxesOf(document.body)) {{
+            const shown = node.nodeType === Node.TEXT_NODE ? node.parentElement : node;
+            found.push([text, parseFloat(getComputedStyle(shown).fontSize), ""]);
+          }}
+        }}
+        Ink.prototype.write = write;
+        return found"""
+    )
+    assert {text for text, _, canvas in written if canvas == "letters"} & {"A", "A1"}
+    assert [(text, size) for text, size, _ in written if size < 10] == []
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_layout_of_an_example(browser, page_of, name):
     """At each of its stops, with either clock, and with all tools shown."""
     found = {}

@@ -151,7 +151,9 @@ def test_what_is_shown_is_what_happened(page):
 
 def test_the_engine_at_rest_holds_nothing(page):
     asked(page, "Once upon a time", 20)
-    assert text(page, "live-words").startswith("At rest after step ")
+    last = page("return shown.replay.steps.findLast(({ rows }) => rows.length).step")
+    assert text(page, "live-words") == f"At rest after step {last + 1:,}."  # the engine counts from 0, readers from 1
+    assert text(page, "where") == f"At rest after step {last + 1:,}"
     assert "now" not in text(page, "live-words")
     assert text(page, "gauge-requests") == "none"
     assert text(page, "gauge-memory") == "0 of 100 blocks"
@@ -191,7 +193,7 @@ def test_all_tabs_and_loads_have_the_same_numbers(page, url):
     own = page.driver.current_window_handle
     page.driver.switch_to.new_window("tab")
     page.driver.get(f"{url}/#step={number}")
-    until(page, f"shown && !shown.isFollowing && shown.replay.steps[shown.position].step === {number}")
+    until(page, f"shown && !shown.isFollowing && shown.replay.steps[shown.position].step === {number - 1}")
     assert page("return JSON.stringify(shown.steps)") == here
     assert page("return [...shown.replay.names.keys()].map((id) => shown.replay.name(id))") == [
         name.removesuffix("★") for name in names
@@ -297,14 +299,14 @@ def test_a_run_is_saved_as_a_replay(page, tmp_path):
     )
     steps = page("return shown.steps")
     name, html = saved
-    assert name == f"stagewise-steps-{steps[0]['step']}-{steps[-1]['step']}.html"
+    assert name == f"stagewise-steps-{steps[0]['step'] + 1}-{steps[-1]['step'] + 1}.html"
     path = tmp_path / "run.html"
     path.write_text(html, encoding="utf-8")
     page.driver.get(path.as_uri())
     assert page("return page.replays[0].steps") == steps
     assert page("return document.title") != "hacked"
     page("page.turnTo(2)")
-    until(page, f"document.getElementById('where').textContent.startsWith('Step {steps[2]['step']} of ')")
+    until(page, f"document.getElementById('where').textContent.startsWith('Step {steps[2]['step'] + 1} of ')")
     page.driver.get_log("browser")
 
 
@@ -344,7 +346,7 @@ def test_the_server_ends_and_comes_back(driver):
         again, _ = start(url.rpartition(":")[2])
         stack.callback(again.kill)
         until(page, "link.isUp")
-        assert "The server was restarted, and counts its steps from 0" in text(page, "notes")
+        assert "The server was restarted, and counts its steps from 1" in text(page, "notes")
         assert "Save that run" in text(page, "notes")
         assert "The server has ended" not in text(page, "notes")
         assert page("return shown.last") is None
@@ -363,7 +365,7 @@ def test_a_step_that_one_asks_for_stays(page):
     number, position = page("shown.showStep(shown.last); return [shown.last, shown.position]")
     assert position == page("return shown.position")
     until(page, f"shown.last > {number} + 20")
-    assert page("return [shown.replay.steps[shown.position].step, shown.isFollowing]") == [number, False]
+    assert page("return [shown.replay.steps[shown.position].step + 1, shown.isFollowing]") == [number, False]
     assert text(page, "follow") == "Back to LIVE"
     page("shown.follow()")
     until(page, "!writing && shown.isIdle")
@@ -397,11 +399,68 @@ def test_presets_bring_about_what_they_say(driver, num_blocks):
                 number = int(re.search(r"Step ([\d,]+):", text(page, "look"))[1].replace(",", ""))
                 page("document.querySelector('.found button').click(); shown.renderNow()")
                 step = page("return shown.replay.steps[shown.position]")
-                assert step["step"] == number
+                assert step["step"] + 1 == number
                 if kind:
                     assert kind in {event["kind"] for event in step["before"]}
+                assert len(page("return shown.views[0].pool.shown")) <= 128
                 until_idle(url)
                 until(page, "shown.isIdle")
+                until(page, "document.getElementById('held-back').hidden")
+                assert levers(url) == {"max_num_seqs": 8, "num_blocks": num_blocks}
+
+
+def test_after_a_preset_everything_is_as_before(page, url):
+    """As it was, not as at the start; also while visitors keep coming, and after two at once. What somebody moves
+    meanwhile stays."""
+    before = {"max_num_seqs": 7, "num_blocks": 90}
+    for name, value in before.items():
+        move(page, name, value, "change")
+    until(page, "find('held-back').innerText.startsWith('The engine uses 90 of its 100 blocks and 7 of its 8 places')")
+    page("document.querySelector('[data-preset=rush]').click()")
+    until(page, "shown.presets.run?.isSent")
+    assert levers(url) == {"max_num_seqs": 4, "num_blocks": 48}
+    move(page, "output-tokens", 20)
+    move(page, "arrivals", 3)
+    page("document.querySelector('[data-preset=memory]').click()")
+    until(page, "shown.presets.run === null && shown.presets.before === null")
+    move(page, "arrivals", 0)
+    for name, value in before.items():
+        until(page, f"document.getElementById('{name}').value === '{value}'")
+    assert levers(url) == before
+    until_idle(url)
+    page("document.querySelector('[data-preset=same]').click()")
+    until(page, "shown.presets.run")
+    move(page, "num_blocks", 60, "change")
+    until(page, "shown.presets.run === null && shown.isIdle")
+    until(page, "document.getElementById('max_num_seqs').value === '7'")
+    assert levers(url) == {"max_num_seqs": 7, "num_blocks": 60}
+    for name, value in {"max_num_seqs": 8, "num_blocks": 100}.items():
+        move(page, name, value, "change")
+    until(page, "document.getElementById('held-back').hidden")
+
+
+def test_guesses_come_true_on_the_server_that_one_starts_first(driver):
+    with server("tinytales", "--quiet", "--grace", "0") as (url, _):
+        for page in opened(driver, url):
+            page("document.querySelector('[data-preset=guess]').click()")
+            until(page, "/guess(es)? (is|are) right/.test(document.querySelector('.found')?.innerText)")
+            page("document.querySelector('.found button').click(); shown.renderNow()")
+            right, new = map(int, re.search(r"(\d+) of \d+ guess.* gets (\d+) tokens", text(page, "look")).groups())
+            guesses = page("return [...document.querySelectorAll('.guess.right')].map((node) => node.textContent)")
+            assert len(guesses) == right == new - 1
+            until(page, "shown.isIdle && document.getElementById('held-back').hidden")
+
+
+def test_on_a_phone_the_film_is_above_the_settings(page):
+    page.size(390, 844, mobile=True)
+    page("shown.measure(); shown.renderNow()")
+    names = [".live-bar", ".transport", ".preset-card", ".ask-card", "main", ".load-card"]
+    boxes = page(
+        "return arguments[0].map((name) => document.querySelector(name).getBoundingClientRect().toJSON())", names
+    )
+    assert all(one["bottom"] <= other["top"] for one, other in itertools.pairwise(boxes))
+    assert boxes[2]["bottom"] < 844  # the buttons are in sight, too
+    assert page("return document.querySelector('.how').getClientRects().length") == 0  # it is about an arrow key
 
 
 def test_a_preset_that_cannot_be_says_why(driver):
@@ -418,7 +477,7 @@ def test_a_preset_that_cannot_be_says_why(driver):
 
 def test_the_layout_and_what_guesses_do(driver):
     """Nothing overlaps and no line is cut: before anything ran, when memory ran out, at rest, and with all tools shown.
-    What a preset has changed can be restored. Then one request for which a smaller model guesses."""
+    What a lever has changed can be restored. Then one request for which a smaller model guesses."""
     found = {}
     with server(*GUESSING) as (url, _):
         for page in opened(driver, url):
@@ -428,8 +487,9 @@ def test_the_layout_and_what_guesses_do(driver):
                 page.size(width, height, mobile=width < 500)
                 found["new", width] = page(f"{LAYOUT} shown.measure(); shown.renderNow(); return faults()")
             page("document.querySelector('[data-preset=memory]').click()")
-            until(page, "document.querySelector('.found') && shown.isIdle")
+            until(page, "!document.getElementById('held-back').hidden")
             assert text(page, "held-back").startswith("The engine uses 9 of its 4,096 blocks now.")
+            until(page, "document.querySelector('.found') && shown.isIdle")
             page("document.querySelector('.found button').click(); shown.renderNow()")
             reserved = int(re.search(r"of ([\d,]+) reserved", text_of(page, ".picked"))[1].replace(",", ""))
             assert reserved <= 9 * 16
@@ -444,6 +504,9 @@ def test_the_layout_and_what_guesses_do(driver):
                 }.items():
                     found[state, width] = page(f"{LAYOUT} {act}; shown.measure(); shown.renderNow(); return faults()")
                 page("document.getElementById('help-button').click()")
+            until(page, "document.getElementById('held-back').hidden")
+            move(page, "num_blocks", 100, "change")
+            until(page, "!document.getElementById('held-back').hidden")
             page("document.getElementById('restore').click()")
             until(page, "document.getElementById('held-back').hidden")
             assert levers(url) == {"max_num_seqs": 64, "num_blocks": 4096}

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import time
 
 import pytest
@@ -97,7 +98,7 @@ def test_words_say_why(browser, paged):
     browser.go_to(preempted["step"])
     assert "is preempted" in " ".join(browser.shown()[0]["events"])
     spoken = browser("return document.querySelector('.spoken').textContent")
-    assert spoken.startswith(f"Step {preempted['step']}. ")
+    assert spoken.startswith(f"Step {preempted['step'] + 1}. ")
     assert "is preempted" in spoken
 
 
@@ -156,7 +157,7 @@ def test_keyboard(browser, paged):
 def test_blocks_by_keyboard_and_mouse(browser, paged):
     """The pool and the tables lead to each other."""
     page, _ = paged
-    browser.open(page, "#step=6")
+    browser.open(page, "#step=7")
     browser("document.querySelector('.pool').focus()")
     browser.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert position(browser) == 6
@@ -179,34 +180,90 @@ def test_slider_and_live_region(browser, paged):
     browser.press(Keys.ARROW_RIGHT)
     browser("page.slider.value = 40; page.slider.dispatchEvent(new Event('input')); page.renderNow()")
     assert position(browser) == 40
-    assert browser("return page.slider.getAttribute('aria-valuetext')").startswith("Step 40 of ")
+    assert browser("return page.slider.getAttribute('aria-valuetext')").startswith("Step 41 of ")
     assert browser("return document.querySelector('.spoken').getAttribute('aria-live')") == "polite"
-    assert browser("return document.querySelector('.spoken').textContent").startswith("Step 40. ")
+    assert browser("return document.querySelector('.spoken').textContent").startswith("Step 41. ")
 
 
 def test_links(browser, paged):
+    """They name what is seen: steps from 1, requests by their letters."""
     page, trace = paged
-    row = trace.steps[9]["rows"][0]
-    browser.open(page, f"#step=9&request={row['request_id']}")
+    came = [e["request_id"] for step in trace.steps for e in step["before"] if e["kind"] == "queued"]
+    request_id = trace.steps[9]["rows"][0]["request_id"]
+    letter = chr(ord("A") + came.index(request_id))
+    browser.open(page, f"#step=10&request={letter}")
     assert position(browser) == 9
-    assert browser("return document.querySelector('.row.chosen').dataset.key") == f"{row['request_id']}/0"
-    assert browser("return document.querySelector('.request-title').textContent").endswith(
-        f"request {row['request_id']}"
-    )
+    assert browser("return document.getElementById('where').textContent") == f"Step 10 of {len(trace.steps)}"
+    assert browser("return document.querySelector('.row.chosen').dataset.key") == f"{request_id}/0"
+    assert browser("return document.querySelector('.request-title').textContent") == f"Request {letter}"
+    assert browser("return document.querySelector('.row.chosen .chip').title") == f"Request {letter}"
     browser("document.activeElement.blur()")
     browser.press(Keys.ARROW_LEFT)
     time.sleep(0.5)
     link = browser("return location.hash")
-    assert link == f"#step=8&request={row['request_id']}"
+    assert link == f"#step=9&request={letter}"
     before = browser.shown()
     browser.open(page, link)
     assert browser.shown() == before
-    browser("location.hash = '#step=3'")
+    browser("location.hash = '#step=4'")
     time.sleep(0.1)
     assert position(browser) == 3
-    for strange in ("#step=-4", "#step=many&request=nobody&index=9", "#trace=7&step=99999", "#%E0%A4%A"):
+    for strange in (
+        "#step=-4",
+        "#step=0",
+        "#step=many&request=nobody",
+        "#request=AAZ",
+        "#trace=7&step=99999",
+        "#%E0%A4%A",
+    ):
         browser.open(page, strange)
         assert browser.shown()[0]["summary"]
+
+
+@pytest.mark.parametrize("name", ["stage 1", "stage 6, n = 3"])
+def test_links_to_completions(browser, make_page, name):
+    """Each name leads back to its completion."""
+    page, _ = make_page(name.replace(" ", ""), MADE[name]())
+    browser.open(page)
+    all_of_them = browser(
+        "const [replay] = page.replays;"
+        "return [...replay.head.completions.values()].map(({ id, index }) =>"
+        "  [replay.name(id, index), { id, index }, replay.named(replay.name(id, index))])"
+    )
+    assert len({name for name, *_ in all_of_them}) == len(all_of_them) > 3
+    assert all(found == wanted for _, wanted, found in all_of_them)
+
+
+def test_slots_count_from_1(browser, make_page):
+    page, (path,) = make_page("slots", made_traces.slots())
+    browser.open(page)
+    admitted = [e["slot"] + 1 for e in read_traces(path)[0].steps[0]["before"] if e["kind"] == "admitted"]
+    slots = browser("return [...document.querySelectorAll('.slot-number')].map((node) => Number(node.textContent))")
+    assert slots == list(range(1, len(slots) + 1))
+    (words,) = (text for text in browser.shown()[0]["events"] if "admitted" in text)
+    assert list(map(int, re.findall(r"\d+", words))) == admitted
+
+
+def test_help_takes_the_focus_and_esc_closes_it(browser, paged):
+    page, trace = paged
+    request_id = trace.steps[0]["rows"][0]["request_id"]
+    browser.open(page, "#request=A")
+    browser("document.activeElement.blur(); scrollTo(0, 300)")
+    browser.press("?")
+    focus = "return [document.activeElement.id, !document.getElementById('help').hidden]"
+    assert browser(focus) == ["help", True]
+    top, bottom = browser(
+        "const { top, bottom } = document.activeElement.getBoundingClientRect();"
+        "return [Math.max(0, top), Math.min(innerHeight, bottom)]"
+    )
+    assert bottom - top > 100  # in sight
+    browser.press(Keys.ESCAPE)
+    assert browser(focus) == ["help-button", False]
+    assert browser("return document.getElementById('help-button').getAttribute('aria-expanded')") == "false"
+    chosen = "return document.querySelector('.row.chosen')?.dataset.key"
+    assert browser(chosen) == f"{request_id}/0"
+    browser.press(Keys.ESCAPE)
+    assert browser(chosen) is None
 
 
 def test_predict(browser, paged):
@@ -245,7 +302,7 @@ def test_predict(browser, paged):
 def test_steps_may_be_appended(browser, paged):
     """As in a live view: a page that has some steps and is given the others is the same as one made of all."""
     page, trace = paged
-    browser.open(page, "#step=30")
+    browser.open(page, "#step=31")
     wanted = browser.shown()
     browser(
         """
@@ -269,7 +326,7 @@ def test_steps_may_be_appended(browser, paged):
 def test_two_traces_on_one_clock(browser, make_page):
     page, paths = make_page("two", made_traces.static(), made_traces.slots())
     (one,), (two,) = map(read_traces, paths)
-    browser.open(page, "#clock=steps&trace=1&step=5")
+    browser.open(page, "#clock=steps&trace=1&step=6")
     assert browser("return page.views.map((view) => view.number)") == [5, 5]
     browser("page.setClock('time'); page.renderNow()")
     starts = [
@@ -305,6 +362,11 @@ def test_two_traces_of_one_stage_are_told_apart(browser, make_page):
     browser.open(page)
     titles = browser("return [...document.querySelectorAll('.panel .title small')].map((node) => node.textContent)")
     assert titles == ["made, max_num_seqs 5, policy fcfs", "made, max_num_seqs 3, policy not set"]
+    labels = "return page.films.map(({ label }) => label)"
+    assert browser(labels) == ["with max_num_seqs 5", "with max_num_seqs 3"]
+    page, _ = make_page("twice", (header, steps), (header, steps))
+    browser.open(page)
+    assert browser(labels) == ["run 1", "run 2"]
 
 
 def test_a_record_without_rows(browser, make_page):
@@ -317,7 +379,7 @@ def test_a_record_without_rows(browser, make_page):
         )
     last |= dict(rows=[], after=[], parts={}, seconds=0.0, before=last["before"][-len(rows) :])
     page, _ = make_page("rest", (header, [*steps, last]))
-    browser.open(page, "#step=10")
+    browser.open(page, "#step=11")
     assert browser("return page.replays[0].at(10).shown().length") == 0
     assert "at rest" in browser("return document.querySelector('.summary').textContent")
     assert "aborted" in browser("return document.querySelector('.events').textContent")
@@ -331,7 +393,7 @@ def test_no_scrolling_sideways(browser, make_page, traces):
     page, _ = make_page(f"phone{traces}", *[made_traces.hostile(*MADE["stage 6, n = 3"]()) for _ in range(traces)])
     for width, height in [(390, 844), (1280, 800), (1920, 1080)]:
         browser.size(width, height, mobile=width < 500)
-        browser.open(page, "#step=20&request=r1")
+        browser.open(page, "#step=20&request=B1")
         assert browser("return document.documentElement.scrollWidth") <= width
         outside = browser(
             "return [...document.querySelectorAll('body *')].filter((node) => node.getClientRects().length && "
@@ -354,6 +416,7 @@ def test_print_view(browser, paged):
     browser("dispatchEvent(new Event('beforeprint'))")
     assert browser("return document.documentElement.dataset.theme") == "light"
     browser("dispatchEvent(new Event('afterprint'))")
+    assert browser("return document.documentElement.dataset.theme") == "dark"
 
 
 def test_long_trace(browser, make_page):
@@ -391,7 +454,7 @@ def test_accessibility(browser, make_page, name, dark):
     )
     page, _ = make_page(f"axe-{name}", *traces[name])
     browser.size(1280, 800, dark=dark)
-    browser.open(page, "#step=7&request=r1")
+    browser.open(page, "#step=7&request=B")
     browser("document.getElementById('help-button').click()")
     browser(
         "page.predict.checked = true; const [step] = page.questions.keys();"

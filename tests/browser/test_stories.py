@@ -13,6 +13,7 @@ from stagewise.trace_file import Trace
 from tests import made_traces
 from tests.browser.test_page import AXE, position
 from tests.test_examples import example
+from tests.test_replay import contrast
 from tools.replay_examples import EXAMPLES, FOLDER
 
 TWO = [name for name, runs in EXAMPLES.items() if len(runs) == 2]
@@ -183,8 +184,8 @@ def test_a_stop_does_not_answer_the_question_about_the_next_step(browser, page_o
     browser("page.predict.click()")
     browser.press(".")
     question = browser("return document.getElementById('question-text').textContent")
-    assert question.startswith("With sort_by_length true: B is finished.")
-    browser.open(page_of("head_of_line"))  # step 0 says that B waits, so step 1 is no question
+    assert question.startswith("Sorted: B is finished.")
+    browser.open(page_of("head_of_line"))  # the first step says that B waits, so the second is no question
     assert "refused" not in browser("return [...page.questions.values()].map(({ kind }) => kind)")
 
 
@@ -201,12 +202,13 @@ def test_legends_list_only_what_occurs(browser, page_of, name, words):
 def pixels(browser, right_of_cursor=10):
     """The pixels drawn in the first film above its lanes, to the right of the playhead and its badge."""
     return browser(
-        """const [{ canvas, top }] = page.films, scale = devicePixelRatio;
+        """const [{ canvas, letters, top }] = page.films, scale = devicePixelRatio;
         const x = Math.round((page.films[0].x(page.clock.cursor(page.position)) + arguments[0]) * scale);
         const [width, height] = [canvas.width - x, Math.floor((top - 2) * scale)];
         const copy = Object.assign(document.createElement("canvas"), { width, height });
         const context = copy.getContext("2d", { willReadFrequently: true });
         context.drawImage(canvas, -x, 0);
+        context.drawImage(letters, -x, 0);
         return context.getImageData(0, 0, width, height).data.some((value) => value);""",
         right_of_cursor,
     )
@@ -306,12 +308,93 @@ def test_an_old_trace_still_loads_and_ends_at_its_last_step(browser, make_page):
     browser.open(page)
     browser.press(Keys.END)
     assert position(browser) == len(steps) - 1
-    assert (
-        browser("return document.getElementById('where').textContent") == f"Step {len(steps) - 1} of {len(steps) - 1}"
+    assert browser("return document.getElementById('where').textContent") == f"Step {len(steps)} of {len(steps)}"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_steps_count_from_1_to_the_number_in_the_end(browser, page_of, name):
+    browser.open(page_of(name))
+    where = "page.renderNow(); return document.getElementById('where').textContent"
+    most = max(sum(bool(step["rows"]) for step in steps) for _, *steps in example(name)[1])
+    assert browser(where) == f"Step 1 of {most}"
+    assert told(browser).startswith("Step 1")
+    assert browser("return document.querySelector('.film canvas').getAttribute('aria-label')").startswith(
+        f"The run: {sum(bool(step['rows']) for step in example(name)[1][0][1:])} steps"
     )
+    browser.go_to(most - 1)
+    assert browser(where) == f"Step {most} of {most}"
+    browser.go_to(most)
+    assert browser(where) == f"End: {most} steps"
 
 
-def test_each_engine_s_end_is_labelled_and_letters_lie_over_the_playhead(browser, page_of):
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("padding", ["sorted", "as they came"]),
+        ("chunked_prefill", ["whole", "in pieces"]),
+        ("slots_and_blocks", ["stage 4", "stage 5"]),
+    ],
+)
+def test_two_engines_are_called_by_what_they_do(browser, page_of, name, labels):
+    browser.open(page_of(name))
+    assert browser("return page.films.map(({ label }) => label)") == labels
+    buttons = browser("return [...document.querySelectorAll('.engines button')].map((node) => node.textContent)")
+    assert buttons == [label.capitalize() for label in labels]
+
+
+def test_beams_can_be_told_apart(browser, page_of):
+    """They have one color, and each a pattern: in rows, tables and memory, and in the picture of the run."""
+    browser.open(page_of("beams"), "#stop=3")
+    for card in (".rows", ".tables"):
+        chips = browser("return [...document.querySelectorAll(`${arguments[0]} .chip`)].map((n) => n.className)", card)
+        assert chips == ["chip own c0 p0", "chip own c0 p1", "chip own c0 p2"]
+    drawn = browser(
+        "const drawn = []; const { fill } = Ink.prototype;"
+        "Ink.prototype.fill = function (context, number, index, ...area) {"
+        "  drawn.push([context.canvas.className, index]); fill.call(this, context, number, index, ...area); };"
+        "for (const film of page.films) film.drawn = ''; page.renderNow(); Ink.prototype.fill = fill; return drawn"
+    )
+    for canvas in ("", "pool"):
+        assert {index for where, index in drawn if where == canvas} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_bars_are_told_from_the_card(browser, page_of, dark):
+    """The outermost pixels of each lane, and the edges of what has a request's color, have a contrast of 3:1 to it."""
+    browser.size(1280, 800, dark=dark)
+    browser.open(page_of("static_and_continuous"))
+    lanes, edges, card = browser(
+        """const paint = document.createElement("canvas").getContext("2d");
+        const hex = (color) => Object.assign(paint, { fillStyle: color }).fillStyle;
+        const film = page.films[1];
+        const { replay, clock, top } = film;
+        const copy = document.createElement("canvas");
+        Object.assign(copy, { width: film.canvas.width, height: film.canvas.height });
+        const context = copy.getContext("2d", { willReadFrequently: true });
+        context.drawImage(film.canvas, 0, 0);
+        const lane = film.laneHeight(replay.lanes.taken.length);
+        const lanes = replay.lanes.spans.map((span) => {
+          const x = Math.round((film.x(clock.share(1, span.from)) + film.x(clock.share(1, span.to, true))) / 2);
+          const [red, green, blue, opacity] = context.getImageData(x, top + span.lane * lane, 1, 1).data;
+          return hex(opacity === 255 ? `rgb(${red}, ${green}, ${blue})` : page.ink.card);
+        });
+        const own = [...document.querySelectorAll(".own")].filter((node) => node.getClientRects().length);
+        const edges = own.map((node) => {
+          const { boxShadow, borderColor, backgroundColor } = getComputedStyle(node);
+          const colors = [...boxShadow.matchAll(/rgba?\\([^)]*\\)/g)].map(([color]) => color);
+          return [...colors, node.matches(".chip") ? borderColor : "transparent", backgroundColor].map(hex);
+        });
+        return [lanes, edges, hex(page.ink.card)];"""
+    )
+    assert len(lanes) == 8
+    assert len(edges) > 8
+    for color in lanes:
+        assert contrast(color, card) >= 3, color
+    for colors in edges:
+        assert max(contrast(color, card) for color in colors if color.startswith("#")) >= 3, colors
+
+
+def test_each_engine_s_end_is_labelled_and_all_labels_lie_over_the_playhead(browser, page_of):
     browser.open(page_of("static_and_continuous"))
     written = browser(
         "const written = []; const write = Ink.prototype.write;"
@@ -323,7 +406,8 @@ def test_each_engine_s_end_is_labelled_and_letters_lie_over_the_playhead(browser
     ends = [(text, x) for text, x, _ in written if text.startswith("ends")]
     assert [text for text, _ in ends] == [f"ends after {length} steps" for length in lengths]
     assert ends[0][1] > ends[1][1]
-    assert {canvas for text, _, canvas in written if re.fullmatch("[A-H]", text)} == {"letters"}
+    assert {"A", "H", "1", "stage 4"} <= {text for text, *_ in written}
+    assert {canvas for *_, canvas in written if canvas != "pool"} == {"letters"}
     cursor = "return document.querySelector('.cursor').compareDocumentPosition(document.querySelector('.letters'))"
     assert browser(cursor) == 4  # the letters follow it
     assert "how many wait" in browser("return document.querySelector('.film-legend').innerText")
@@ -442,7 +526,7 @@ def test_the_budget_is_to_scale(browser, page_of):
     """A part of the bar is as wide as its share of what a step may compute."""
     header, steps = made_traces.slots(budget=8192)
     for name, number in (("preemption", 40), ("chunked_prefill", 8)):
-        browser.open(page_of(name), f"#step={number}")
+        browser.open(page_of(name), f"#step={number + 1}")
         header, *steps = example(name)[1][0]
         used = sum(row["num_tokens"] for row in steps[number]["rows"])
         bar, budget = box(browser, ".budget"), header["options"]["max_num_batched_tokens"]

@@ -1,11 +1,13 @@
 "use strict";
 // The picture of the run above the slider: a lane for each place in the batch, and below the lanes how many requests
-// wait. Of a long run it shows a part, and an overview below it shows the whole.
+// wait. Of a long run it shows a part, and an overview below it shows the whole. All that is written is on a canvas over
+// the playhead, which covers none of it.
 
 const EDGE = 8; // half of the slider's thumb: the picture begins and ends where the thumb's middle can be
 const LANE_MIN = 2.4;
 const LANE_MAX = 13;
-const LANES = [96, 70]; // the height of all lanes together, with one film and with two, in pixels
+const LANES = [96, 80]; // the height of all lanes together, with one film and with two, in pixels
+const LETTERED = 9; // the height of a lane that has letters
 const QUEUE = 14;
 const MARKS = 15; // above the lanes
 const MARK = 16; // the width of a mark, in pixels
@@ -51,7 +53,7 @@ class Film {
     this.root = element("div", "film");
     this.canvas = element("canvas", "", "", { role: "img", "aria-label": words });
     this.cursor = element("div", "cursor");
-    this.letters = element("canvas", "letters", "", { "aria-hidden": "true" }); // over the cursor, which would cross them
+    this.letters = element("canvas", "letters", "", { "aria-hidden": "true" });
     this.cover = element("div", "cover"); // hides what is to come while the page asks first
     this.top = marks.length || clock.replays.length > 1 ? MARKS : 0;
     if (this.top) this.cursor.style.top = `${MARKS - 2}px`;
@@ -126,10 +128,10 @@ class Film {
     this.drawBeams(ink, context, lane, top, first, last, right);
     this.drawGains(ink, letters, lane, top, first, last, left, right);
     this.drawQueue(ink, context, height, first, last, left, right);
-    this.drawEnd(ink, context, top, height, left, right);
+    this.drawEnd(ink, context, letters, top, height, left);
     context.restore();
     letters.restore();
-    this.drawMarks(ink, context, left, right);
+    this.drawMarks(ink, letters, left, right);
     const all = replay.lanes.taken.length;
     const words = [this.label, lanes < all ? `${lanes} of ${all} lanes` : ""].filter(Boolean).join(", ");
     if (words) {
@@ -137,7 +139,7 @@ class Film {
       const end = replay.hasEnd ? left(replay.steps.length - 1) : width;
       const crosses = end > width - EDGE - 2 * half - 6 && end < width;
       const middle = (crosses ? end - 4 : width - EDGE) - half; // so that the line at the end does not cross the words
-      ink.write(context, words, middle, height - QUEUE / 2, { size: 11, color: ink.ink, plate: ink.card });
+      ink.write(letters, words, middle, height - QUEUE / 2, { size: 11, color: ink.ink, plate: ink.card });
     }
   }
 
@@ -155,7 +157,7 @@ class Film {
       context.fillRect(x, y, w, h);
       return;
     }
-    ink.fill(context, own, x, y, w, h);
+    ink.fill(context, own, index, x, y, w, h);
     if (span.prefilled >= span.from) {
       context.fillStyle = ink["on-own"];
       context.globalAlpha = 0.45;
@@ -167,21 +169,23 @@ class Film {
       context.clearRect(from, y, end - from, h);
       ink.fillWaste(context, from, y, end - from - 1, h);
     }
-    if (w > 22 && lane >= 7) {
-      const text = replay.name(id, index);
-      const size = Math.min(11, Math.round(lane - 1.5));
+    ink.outline(context, x, y, w, h);
+    if (lane < LETTERED) return;
+    const size = sizeIn(lane);
+    const text = replay.name(id, index);
+    if (w > 10 + text.length * size * 0.7) {
       const plate = ink.own[own % NUM_COLORS];
       const middle = Math.max(x, EDGE) + 6 + text.length * size * 0.35;
-      ink.write(letters, text, middle, y + h / 2 + 0.5, { size, weight: 700, color: ink["on-own"], plate });
+      ink.write(letters, text, middle, y + h / 2 + 1, { size, weight: 700, color: ink["on-own"], plate, tall: h - 2 });
     }
-    if (span.preempted && lane >= 7) {
+    if (span.preempted) {
       context.fillStyle = ink.ink;
       context.fillRect(x + w - 2.5, y - 0.5, 3.5, h + 1);
       const next = replay.lanes.spans.find((other) => other.lane === span.lane && other.from > span.to);
       const words = "↩ preempted";
-      const size = Math.min(11, Math.round(lane - 1.5));
       const room = (next ? left(next.from) : this.width) - end;
-      if (room > 6.2 * size) ink.write(letters, words, end + 3.3 * size, y + h / 2 + 0.5, { size, color: ink.ink });
+      const style = { size, color: ink.ink, plate: ink.card, tall: h };
+      if (room > 6.4 * size) ink.write(letters, words, end + 3.5 * size, y + h / 2 + 1, style);
     }
   }
 
@@ -203,7 +207,7 @@ class Film {
   }
 
   /** A line where the run ended, if the engine came to rest. */
-  drawEnd(ink, context, top, height, left, right) {
+  drawEnd(ink, context, letters, top, height, left) {
     const { replay } = this;
     if (!replay.hasEnd || replay.steps.length < 2 || !this.isEndSeen) return;
     const end = left(replay.steps.length - 1);
@@ -217,7 +221,7 @@ class Film {
     const fits = this.width - EDGE - end > 2 * half + 6;
     if (!fits && (!top || isMarked)) return;
     const middle = fits ? end + half + 5 : end - half - 2;
-    ink.write(context, words, middle, top ? top / 2 : 8, { size: 11, weight: 700, color: ink.ink });
+    ink.write(letters, words, middle, top ? top / 2 : 8, { size: 11, weight: 700, color: ink.ink, plate: ink.card });
   }
 
   /** The stops of a story, side by side where their steps are too close. */
@@ -239,7 +243,7 @@ class Film {
   /** Beam search: a curve where a beam goes on in another lane, a cross where one ends. */
   drawBeams(ink, context, lane, top, first, last, right) {
     const { beams, lanes } = this.replay;
-    if (lane < 7) return;
+    if (lane < LETTERED) return;
     const middle = (number) => top + (number + 0.5) * lane - 0.5;
     Object.assign(context, { strokeStyle: ink["on-own"], lineWidth: 1.6 });
     for (const { step, id, parents } of beams) {
@@ -273,18 +277,21 @@ class Film {
   /** How many tokens a step gave, where draft tokens were accepted. */
   drawGains(ink, context, lane, top, first, last, left, right) {
     const { lanes, gains, names } = this.replay;
-    if (lane < 7) return;
+    if (lane < LETTERED) return;
     for (const { step, key, tokens } of gains) {
       if (step < first || step > last || right(step) - left(step) < 20) continue;
       const span = lanes.spans.find((one) => one.key === key && one.from <= step && step <= one.to);
       if (!span || span.lane >= MOST_LANES) continue;
       const plate = ink.own[(names.get(key.slice(0, key.lastIndexOf("/"))) ?? 0) % NUM_COLORS];
       const x = (left(step) + right(step)) / 2;
-      const style = { size: Math.min(11, Math.round(lane - 2)), color: ink["on-own"], plate };
+      const style = { size: sizeIn(lane), color: ink["on-own"], plate, tall: lane - 4 };
       ink.write(context, `+${tokens}`, x, top + (span.lane + 0.5) * lane, style);
     }
   }
 }
+
+/** How large a letter in a lane is. */
+const sizeIn = (lane) => Math.max(SMALLEST, Math.min(11, Math.round(lane - 1.5)));
 
 /** A whole long run, below the films that show a part of it: how many requests run, and which part is shown. */
 class Overview {

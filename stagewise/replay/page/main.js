@@ -116,7 +116,13 @@ class Page {
     this.chosen = { id: null, index: 0 };
     this.views = this.replays.map((replay) => new View(replay, this.chosen, () => this.render()));
     const different = differences(this.replays.map(({ header }) => header));
-    different.forEach((text, i) => {
+    const isSame = this.replays.every(({ stage }) => stage === this.replays[0].stage);
+    this.labels = this.replays.map(({ stage }, i) => {
+      if (story?.engines) return story.engines[i];
+      if (!isSame) return `stage ${stage}`;
+      return different[i] ? `with ${different[i].split(", ")[0]}` : `run ${i + 1}`;
+    });
+    (story?.engines ?? different).forEach((text, i) => {
       if (text) this.views[i].nodes.title.querySelector("small").append(`, ${text}`);
     });
     document.getElementById("panels").append(...this.views.map(({ root }) => root));
@@ -127,7 +133,7 @@ class Page {
       const marks = this.story?.marks(i) ?? [];
       return new Film(replay, this.clock, i, filmInWords(replay), (share) => this.dragTo(share), this.part, marks);
     });
-    if (this.views.length > 1) this.engines(different);
+    if (this.views.length > 1) this.engines();
     const isCarried = this.replays.some(({ lanes }) => lanes.spans.some(({ carried }) => carried !== null));
     document.getElementById("legend-carried").hidden = !isCarried; // only static batches have such rows
     this.overview = new Overview(this.clock, this.part);
@@ -181,14 +187,12 @@ class Page {
   }
 
   /** Label the engines: on the films and, where there is room for only one engine, on buttons that choose it. */
-  engines(different) {
+  engines() {
     const panels = document.getElementById("panels");
-    const isSame = this.replays.every(({ stage }) => stage === this.replays[0].stage);
-    const short = different.map((text) => text.split(", ")[0]);
-    this.films.forEach((film, i) => (film.label = isSame ? short[i] : `stage ${this.replays[i].stage}`));
-    this.engineButtons = this.views.map(({ nodes }, i) => {
-      const text = (isSame && short[i]) || nodes.title.firstChild.textContent;
-      const button = element("button", "", text.replaceAll("_", "_\u200b"), { type: "button" }); // where it may break
+    this.engineButtons = this.labels.map((label, i) => {
+      this.films[i].label = label;
+      const text = capital(label).replaceAll("_", "_\u200b"); // where it may break
+      const button = element("button", "", text, { type: "button" });
       button.addEventListener("click", () => this.showEngine(i));
       return button;
     });
@@ -380,10 +384,9 @@ class Page {
     this.asked = { step, next };
     if (this.resumes) this.wait(UNANSWERED, () => this.judge(null));
     const letters = "abcdefgh";
-    const [{ label }] = this.films;
-    const whose = label && `${label.replace(/^(?!stage )/, "With ").replace("stage", "Stage")}: `;
-    setText(document.getElementById("question-text"), whose + text);
-    if (whose) this.showEngine(0);
+    const isOneOfTwo = this.views.length > 1;
+    setText(document.getElementById("question-text"), isOneOfTwo ? `${capital(this.labels[0])}: ${text}` : text);
+    if (isOneOfTwo) this.showEngine(0);
     setText(document.getElementById("verdict"), "");
     setText(document.getElementById("go-on"), "Show it");
     const list = document.getElementById("choices");
@@ -448,7 +451,7 @@ class Page {
 
   // --- Links -------------------------------------------------------------------------------------------------------
 
-  /** #step=12&request=r3; with two traces also the clock, and which trace the step is of. */
+  /** #step=12&request=A2; with two traces also the clock, and which trace the step is of. */
   get fragment() {
     const { trace, step } = this.clock.naming(this.position);
     const fields = new URLSearchParams();
@@ -458,10 +461,7 @@ class Page {
     }
     fields.set("step", this.replays[trace].first + step);
     if (this.story?.here) fields.set("stop", this.story.here);
-    if (this.chosen.id !== null) {
-      fields.set("request", this.chosen.id);
-      if (this.chosen.index) fields.set("index", this.chosen.index);
-    }
+    if (this.chosen.id !== null) fields.set("request", this.replays[0].name(this.chosen.id, this.chosen.index));
     return `#${fields}`;
   }
 
@@ -477,8 +477,7 @@ class Page {
     const trace = Math.min(this.replays.length - 1, Math.max(0, whole("trace") - 1));
     const { first, steps } = this.replays[trace];
     const step = Math.max(0, Math.min(steps.length - 1, whole("step") - first));
-    this.chosen.id = fields.get("request");
-    this.chosen.index = whole("index");
+    Object.assign(this.chosen, this.replays[0].named(fields.get("request")));
     if (this.story && fields.has("stop") && !fields.has("step")) this.story.go(whole("stop") - 1);
     else this.goTo(this.clock.position(trace, step));
   }
@@ -538,11 +537,8 @@ class Page {
     on("go-on", () => (this.asked ? this.answer(null) : this.goOn()));
     on("closer", () => this.zoom(2));
     on("farther", () => this.zoom(1 / 2));
-    on("help-button", () => {
-      find("help").hidden = !find("help").hidden;
-      find("help-button").setAttribute("aria-expanded", String(!find("help").hidden));
-    });
-    on("theme", () => this.setTheme(this.isDark() ? "light" : "dark"));
+    on("help-button", () => this.help(find("help").hidden));
+    on("theme", () => this.restyle(!isDark()));
     this.predict.addEventListener("change", () => {
       document.body.classList.toggle("asking", this.predict.checked);
       if (!this.predict.checked) this.withdraw();
@@ -552,13 +548,13 @@ class Page {
       "change",
       () => this.playing && Object.assign(this.playing, { since: performance.now(), from: this.position }),
     );
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.restyle());
+    system.addEventListener("change", () => this.restyle(system.matches));
     addEventListener("beforeprint", () => {
-      this.before = document.documentElement.dataset.theme ?? "";
-      this.setTheme("light");
+      this.wasDark = isDark();
+      this.restyle(false);
       this.renderNow();
     });
-    addEventListener("afterprint", () => this.setTheme(this.before));
+    addEventListener("afterprint", () => this.restyle(this.wasDark));
     addEventListener("hashchange", () => this.readFragment());
     addEventListener("keydown", (event) => this.key(event));
   }
@@ -574,17 +570,16 @@ class Page {
     this.kind.value = chosen;
   }
 
-  isDark() {
-    return getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
+  /** Show or hide the keys and words, and take the focus there and back. */
+  help(isShown) {
+    const [help, button] = ["help", "help-button"].map((id) => document.getElementById(id));
+    help.hidden = !isShown;
+    button.setAttribute("aria-expanded", String(isShown));
+    (isShown ? help : button).focus();
   }
 
-  setTheme(name) {
-    if (name) document.documentElement.dataset.theme = name;
-    else delete document.documentElement.dataset.theme;
-    this.restyle();
-  }
-
-  restyle() {
+  restyle(dark) {
+    setTheme(dark);
     this.ink = new Ink();
     this.render();
   }
@@ -607,7 +602,7 @@ class Page {
       ".": () => this.story?.next.click(),
       ",": () => this.story?.back.click(),
       "?": () => document.getElementById("help-button").click(),
-      Escape: () => this.views[0].choose(null),
+      Escape: () => (document.getElementById("help").hidden ? this.views[0].choose(null) : this.help(false)),
     };
     if (event.key === " " && !target.matches("button, input[type=checkbox], summary")) acts[" "] = () => this.play();
     if (!acts[event.key]) return;
@@ -617,6 +612,6 @@ class Page {
 }
 
 function filmInWords(replay) {
-  const numbers = [count(replay.steps.length, "step"), count(replay.names.size, "request")];
+  const numbers = [count(replay.passes, "step"), count(replay.names.size, "request")];
   return `The run: ${list(numbers)}, at most ${replay.lanes.taken.length} at once`;
 }

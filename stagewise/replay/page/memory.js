@@ -57,7 +57,7 @@ class Pool {
       context.globalAlpha = emphasis && !emphasis.has(block.number) ? 0.25 : 1;
       const side = this.cell - 3;
       this.drawBlock(ink, context, block, x + 1.5, y + 1.5, side, size);
-      if (side >= 11) this.labelBlock(ink, context, block, x + 1.5, y + 1.5, side, order?.get(block.number));
+      if (side >= 2 * SMALLEST) this.labelBlock(ink, context, block, x + 1.5, y + 1.5, side, order?.get(block.number));
       context.globalAlpha = 1;
       if (block.number === this.picked) {
         context.strokeStyle = ink.focus;
@@ -73,7 +73,9 @@ class Pool {
       ink.fillWaste(context, x, y, side, side);
       if (filled) {
         const share = side / block.holders.length; // each holder gets a part of a shared block
-        block.holders.forEach((holder, i) => ink.fill(context, holder.number, x, y + i * share, filled, share));
+        block.holders.forEach((holder, i) =>
+          ink.fill(context, holder.number, holder.index, x, y + i * share, filled, share),
+        );
       }
     } else if (block.findable) {
       context.fillStyle = ink.own[block.owner % NUM_COLORS];
@@ -96,19 +98,19 @@ class Pool {
   labelBlock(ink, context, block, x, y, side, order) {
     const held = block.holders.length > 0;
     const names = held ? block.holders.map(({ name }) => name) : block.findable ? [block.ownerName] : [];
-    const text = names.length > 2 ? `${names.length}×` : names.join(" ");
-    const size = Math.round(Math.min(18, side / 2, (1.3 * side) / text.length));
-    if (held) {
-      const plate = ink.own[block.holders[0].number % NUM_COLORS];
-      ink.write(context, text, x + side / 2, y + side / 2 + 1, { size, weight: 700, color: ink["on-own"], plate });
-    } else if (text) {
-      ink.write(context, text, x + side / 2, y + side / 2 + 1, { size, color: ink.ink });
-    }
+    const sizeOf = (text) => Math.round(Math.min(18, side / 2, (1.3 * side) / text.length));
+    const all = names.join(" ");
+    const text = names.length > 2 || (names.length > 1 && sizeOf(all) < SMALLEST) ? `${names.length}×` : all;
+    const size = sizeOf(text);
+    const style = held
+      ? { weight: 700, color: ink["on-own"], plate: ink.own[block.holders[0].number % NUM_COLORS] }
+      : { color: ink.ink };
+    if (text && size >= SMALLEST) ink.write(context, text, x + side / 2, y + side / 2 + 1, { size, ...style });
     if (side < 34) return;
     const corner = (words, right, low, color = ink.soft) => {
-      const size = Math.round(side * 0.21);
+      const size = Math.max(SMALLEST, Math.round(side * 0.21));
       const half = Math.max(0.19 * side, (0.33 * words.length + 0.2) * size); // so that long words stay in the block
-      ink.write(context, words, x + (right ? side - half : half), y + (low ? 0.87 : 0.16) * side, {
+      ink.write(context, words, x + (right ? side - half : half), y + (low ? side - 0.62 * size : 0.76 * size), {
         size,
         weight: color === ink.soft ? 400 : 700,
         color,
@@ -143,6 +145,7 @@ function blocksOf(replay, state, step) {
       own.holders.push({
         key,
         number: replay.names.get(completion.id) ?? 0,
+        index: completion.index,
         name: replay.name(completion.id, completion.index),
         place: i,
       });

@@ -17,6 +17,8 @@ const KINDS = [
   "restarted",
 ];
 
+const numberOf = (step) => step.step + 1; // readers count steps from 1
+
 const keyOf = (event) => `${event.request_id}/${event.index}`;
 
 /** The tokens of a completion from `start` up to `end`. Outputs only grow, so the states share them. */
@@ -305,9 +307,9 @@ class Replay {
     this.head.end(step);
   }
 
-  /** The number of the first step: 0, unless the recording began in the middle of a run. */
+  /** The first step's number: 1, unless the recording began in the middle of a run. */
   get first() {
-    return this.steps[0].step;
+    return numberOf(this.steps[0]);
   }
 
   /** Remove the last step, one in which nothing happened. */
@@ -365,6 +367,13 @@ class Replay {
     for (; number >= 0; number = Math.floor(number / 26) - 1)
       letters = String.fromCharCode(65 + (number % 26)) + letters;
     return this.several.has(id) && index !== undefined ? `${letters}${index + 1}` : letters;
+  }
+
+  /** The completion with a name, {id, index}; id is null if there is none. */
+  named(name) {
+    const [, letters, number] = /^([A-Z]+)(\d*)$/.exec(name) ?? [];
+    const id = [...this.names.keys()].find((id) => this.name(id) === letters) ?? null;
+    return { id, index: Math.max(1, Number(number) || 1) - 1 };
   }
 }
 

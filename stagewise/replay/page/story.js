@@ -87,7 +87,7 @@ class Story {
   tell(i, isHidden = false) {
     const { trace, step, says, text } = this.stops[i];
     const isLast = i === this.stops.length - 1;
-    const where = isLast ? "The end" : `Step ${step}`;
+    const where = isLast ? "The end" : `Step ${this.page.replays[trace].first + step}`;
     const whose = this.page.replays.length > 1 && !isLast ? `, stage ${this.page.replays[trace].stage}` : "";
     const same = this.page.replays.every(({ stage }) => stage === this.page.replays[0].stage);
     fillText(this.told, [

@@ -3,12 +3,14 @@
 
 const NUM_COLORS = 8;
 const NUM_PATTERNS = 4;
+const SMALLEST = 10; // pixels: no smaller text can be read
 
-/** Neighbors differ in color and in pattern; the 33rd request is the first to look like another. */
-const patternOf = (number) => (number + Math.floor(number / NUM_COLORS)) % NUM_PATTERNS;
+/** Neighbors differ in color and in pattern; the 33rd request is the first to look like another. Completions of one
+ * request share its color, and differ in pattern. */
+const patternOf = (number, index) => (number + Math.floor(number / NUM_COLORS) + index) % NUM_PATTERNS;
 
-/** The classes of an element that shows the request of this number. */
-const look = (number) => `own c${number % NUM_COLORS} p${patternOf(number)}`;
+/** The classes of an element that shows a completion: of the request of this number, the one of this index. */
+const look = (number, index) => `own c${number % NUM_COLORS} p${patternOf(number, index)}`;
 
 /** The page's current colors, for canvases; read again when it turns dark or light. */
 class Ink {
@@ -16,7 +18,7 @@ class Ink {
     const style = getComputedStyle(document.documentElement);
     const value = (name) => style.getPropertyValue(name).trim();
     this.own = Array.from({ length: NUM_COLORS }, (_, i) => value(`--c${i}`));
-    for (const name of ["paper", "card", "ink", "soft", "line", "waste", "waste-line", "on-own", "focus"])
+    for (const name of ["paper", "card", "ink", "soft", "line", "edge", "waste", "waste-line", "on-own", "focus"])
       this[name] = value(`--${name}`);
     this.patterns = [null, ...[stripes, dots, lines].map((draw) => pattern(draw, "rgba(255,255,255,.5)"))];
     this.wasted = pattern(stripes, this["waste-line"]);
@@ -24,8 +26,8 @@ class Ink {
     this.widths = new Map();
   }
 
-  /** Write a short text centered at a point. plate: the color of a background for it. */
-  write(context, text, x, y, { size, weight = 400, color, plate }) {
+  /** Write a short text centered at a point. plate: the color of a background for it, and tall: its height. */
+  write(context, text, x, y, { size, weight = 400, color, plate, tall = 1.2 * size }) {
     const font = `${weight} ${size}px ${this.font}`;
     if (context.ownFont !== font) context.font = context.ownFont = font; // setting it is slow
     if (plate) {
@@ -33,17 +35,24 @@ class Ink {
       if (!this.widths.has(key)) this.widths.set(key, context.measureText(text).width + 0.4 * size);
       const width = this.widths.get(key);
       context.fillStyle = plate;
-      context.fillRect(x - width / 2, y - size * 0.65, width, size * 1.2);
+      context.fillRect(x - width / 2, y - 0.54 * tall, width, tall);
     }
     context.fillStyle = color;
     context.fillText(text, x, y);
   }
 
-  /** Fill a rectangle with the look of a request. */
-  fill(context, number, x, y, width, height) {
+  /** Fill a rectangle with the look of a completion. */
+  fill(context, number, index, x, y, width, height) {
     context.fillStyle = this.own[number % NUM_COLORS];
     context.fillRect(x, y, width, height);
-    this.overlay(context, this.patterns[patternOf(number)], x, y, width, height);
+    this.overlay(context, this.patterns[patternOf(number, index)], x, y, width, height);
+  }
+
+  /** Draw a line around a rectangle, inside it: light colors are not told from white. */
+  outline(context, x, y, width, height) {
+    const line = Math.min(1, width / 4, height / 4);
+    Object.assign(context, { strokeStyle: this.edge, lineWidth: line });
+    context.strokeRect(x + line / 2, y + line / 2, width - line, height - line);
   }
 
   /** Fill a rectangle with the look of waste. */

@@ -64,7 +64,7 @@ class View {
     );
     if (this.kind === "blocks") {
       this.nodes["memory-legend"].append(
-        entry("own c0 p0", "filled by A"),
+        entry("own c0 p0", "filled"),
         entry("idle", "reserved, not filled"),
         entry("written", "written now"),
         entry("findable", "free, but still in the prefix cache", () => this.replay.header.options.enable_prefix_caching ?? true),
@@ -173,7 +173,7 @@ class View {
   showWords() {
     const { step, state, nodes } = this;
     const lines = this.writeWords(step, state);
-    const where = step.rows.length ? `Step ${step.step}. ` : "";
+    const where = step.rows.length ? `Step ${numberOf(step)}. ` : "";
     setText(nodes.spoken, `${where}${nodes.summary.textContent} ${lines.map(({ text }) => text).join(" ")}`);
   }
 
@@ -220,7 +220,7 @@ class View {
       .filter((row) => row?.num_tokens);
     const segments = rows.flatMap((row) => {
       const { recomputed } = state.completions.get(keyOf(row));
-      const own = look(replay.names.get(row.request_id) ?? 0);
+      const own = look(replay.names.get(row.request_id) ?? 0, row.index);
       return [
         ["again", row, recomputed],
         [own, row, row.num_tokens - recomputed],
@@ -276,7 +276,7 @@ class View {
     const start = row?.start ?? completion.numComputed;
     const end = start + (row?.num_tokens ?? 0);
     const again = start + (row ? completion.recomputed : 0); // up to here it was computed before
-    const own = look(replay.names.get(completion.id) ?? 0);
+    const own = look(replay.names.get(completion.id) ?? 0, completion.index);
     const { chip, what, tokens, bar } = item.parts;
     setClass(item, `row${carried ? " carried" : ""}${key === this.chosenKey ? " chosen" : ""}`);
     this.updateChip(chip, key);
@@ -357,10 +357,10 @@ class View {
     if (chip.dataset.key !== key) {
       const { id, index } = this.state.completions.get(key);
       const name = this.replay.name(id, index);
-      setClass(chip, `chip ${look(this.replay.names.get(id) ?? 0)}`);
+      setClass(chip, `chip ${look(this.replay.names.get(id) ?? 0, index)}`);
       setText(chip, name);
       chip.dataset.key = key;
-      chip.title = `${name}: request ${visible(id)}`;
+      chip.title = `Request ${name}`;
     }
     const pressed = String(key === this.chosenKey);
     if (chip.getAttribute("aria-pressed") !== pressed) chip.setAttribute("aria-pressed", pressed);
@@ -465,12 +465,13 @@ class View {
     fill(nodes.slots, slotsOf(replay, state, step), makeSlot, (item, { slot, key, padding, filled, length, done }) => {
       const [name, chip, bar, words] = item.children;
       const free = key === null;
-      setText(name, String(slot));
+      setText(name, String(slot + 1));
       chip.hidden = free;
       setClass(bar, free ? "slot-bar empty" : "slot-bar idle");
       if (free) fillBar(bar, [], length);
       else {
-        const own = look(replay.names.get(state.completions.get(key).id) ?? 0);
+        const { id, index } = state.completions.get(key);
+        const own = look(replay.names.get(id) ?? 0, index);
         fillBar(
           bar,
           [
@@ -567,17 +568,14 @@ class View {
     nodes["request-card"].hidden = !completion;
     if (!completion) return;
     const { prompt, numOutput, maxTokens, numCached, numPreemptions, status, finishReason, blocks, slot } = completion;
-    setText(
-      nodes["request-title"],
-      `${replay.name(completion.id, completion.index)}: request ${visible(completion.id)}`,
-    );
+    setText(nodes["request-title"], `Request ${replay.name(completion.id, completion.index)}`);
     const facts = [
       finishReason ? `finished (${finishReason})` : status,
       `prompt ${prompt.length} tokens`,
       `output ${numOutput} of at most ${maxTokens}`,
       ...(numCached ? [`${numCached} found in the prefix cache`] : []),
       ...(numPreemptions ? [`preempted ${numPreemptions} times`] : []),
-      ...(slot !== null ? [`slot ${slot}`] : []),
+      ...(slot !== null ? [`slot ${slot + 1}`] : []),
       ...(blocks.length ? [`blocks ${blocks.join(", ")}`] : []),
     ];
     setText(nodes.facts, facts.join(" · "));

@@ -10,6 +10,8 @@ function differences(headers) {
   return headers.map(({ options }) => names.map((name) => `${name} ${options[name] ?? "not set"}`).join(", "));
 }
 
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+
 const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 
 function list(names) {
@@ -81,7 +83,7 @@ const SENTENCES = {
     const [{ slot, num_cached_tokens: cached }] = group;
     const slots =
       typeof slot === "number" && group.length <= 8
-        ? `: slot${group.length > 1 ? "s" : ""} ${list(group.map((e) => String(e.slot)))}`
+        ? `: slot${group.length > 1 ? "s" : ""} ${list(group.map((e) => String(e.slot + 1)))}`
         : "";
     const completion = state.completions.get(keyOf(group[0]));
     const found = cached

@@ -121,9 +121,9 @@ function words(count) {
 }
 
 /** Have the server run a request. It does not keep this page waiting for the answer. */
-async function visit(prompt, max_tokens) {
+async function visit(prompt, max_tokens, fields = { ignore_eos: true }, kind = "visitor") {
   if (!model) await findModel();
-  await ask("/live/visitors", { model, prompt, max_tokens, ignore_eos: true }, undefined, "visitor");
+  await ask("/live/visitors", { model, prompt, max_tokens, ...fields }, undefined, kind);
   notes.clear("visitors");
 }
 

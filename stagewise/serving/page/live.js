@@ -88,7 +88,8 @@ class LivePage extends Page {
 
   /** The number of the last step that computed something; null before the first. */
   get last() {
-    return this.replay.steps.findLast(({ rows }) => rows.length)?.step ?? null;
+    const step = this.replay.steps.findLast(({ rows }) => rows.length);
+    return step ? numberOf(step) : null;
   }
 
   get isIdle() {
@@ -126,12 +127,11 @@ class LivePage extends Page {
     const step = this.replay.steps[this.position];
     if (!step.rows.length && this.position === this.clock.end)
       return this.last === null ? "No step yet" : `At rest after step ${this.last.toLocaleString("en")}`;
-    return `Step ${step.step.toLocaleString("en")} of ${(this.last ?? 0).toLocaleString("en")}`;
+    return `Step ${numberOf(step).toLocaleString("en")} of ${(this.last ?? 0).toLocaleString("en")}`;
   }
 
   get fragment() {
-    if (!this.isFollowing) return super.fragment;
-    return this.chosen.id === null ? "" : `#request=${encodeURIComponent(this.chosen.id)}`;
+    return this.isFollowing ? "" : `#step=${this.replay.first + this.position}`;
   }
 
   /** Go to the step that the address names, if it is here. */
@@ -159,9 +159,9 @@ class LivePage extends Page {
     document.body.classList.toggle("behind", link.isUp && !this.isFollowing);
     setText(find("follow"), !link.isUp ? "NOT LIVE" : isLive ? "LIVE" : "Back to LIVE");
     find("follow").setAttribute("aria-pressed", String(isLive));
-    const at = this.replay.steps[this.position].step.toLocaleString("en");
+    const at = numberOf(this.replay.steps[this.position]).toLocaleString("en");
     const here = last === undefined ? "nothing has run yet; press a button, or ask" : this.isIdle ? `at rest after step ${last}` : `step ${last}`;
-    const words = this.isFollowing ? `${here[0].toUpperCase()}${here.slice(1)}` : `You are looking back at step ${at}; these figures are for the current step, ${last}`;
+    const words = this.isFollowing ? capital(here) : `You are looking back at step ${at}; these figures are for the current step, ${last}`;
     setText(find("live-words"), `${link.isUp ? words : link.words}.`);
     const speed = this.isIdle || !link.isUp ? 0 : this.rates.now;
     const requests = running || waiting ? `${running} run${waiting ? `, ${waiting} wait` : ""}` : "none";
@@ -209,7 +209,7 @@ class LivePage extends Page {
     };
     view.showNumbers = () => {
       showNumbers.call(view);
-      const since = view.replay.first ? ` since step ${view.replay.first.toLocaleString("en")}` : "";
+      const since = view.replay.first > 1 ? ` since step ${view.replay.first.toLocaleString("en")}` : "";
       setText(nodes["numbers-note"], `${count(view.state.counts.output, "output token")}${since}`);
     };
   }
@@ -238,7 +238,7 @@ function replayOf(header, steps) {
 
 function save({ header, steps }) {
   const url = URL.createObjectURL(new Blob([replayOf(header, steps)], { type: "text/html" }));
-  element("a", "", "", { href: url, download: `stagewise-steps-${steps[0].step}-${steps.at(-1).step}.html` }).click();
+  element("a", "", "", { href: url, download: `stagewise-steps-${numberOf(steps[0])}-${numberOf(steps.at(-1))}.html` }).click();
   setTimeout(() => URL.revokeObjectURL(url), 60000);
 }
 
@@ -341,16 +341,16 @@ const link = {
 
   tell(missed) {
     const { expected, seconds, told } = this;
-    const which = missed === 1 ? `step ${expected}` : `steps ${expected} to ${expected + missed - 1}`;
+    const which = missed === 1 ? `step ${expected + 1}` : `steps ${expected + 1} to ${expected + missed}`;
     const at = new Date().toTimeString().slice(0, 8);
     if (told === "restarted") {
       const what = missed ? `This page missed ${which} of it.` : "No step of it was missed.";
-      notes.set("link", `The server was restarted, and counts its steps from 0; this page is connected again since ${at}. ${what}`);
+      notes.set("link", `The server was restarted, and counts its steps from 1; this page is connected again since ${at}. ${what}`);
     } else if (told === "lost" && missed) {
       const why = seconds ? `The connection was lost for ${seconds} s` : "The engine was faster than this page";
       notes.set("link", `${why}: ${which} ${missed === 1 ? "was" : "were"} missed.`);
     } else if (told === "first" && missed) {
-      notes.set("link", `${which[0].toUpperCase()}${which.slice(1)} ${missed === 1 ? "is" : "are"} not here: steps are kept from the first look on, and of these the latest (20,000, or 32 MB).`);
+      notes.set("link", `${capital(which)} ${missed === 1 ? "is" : "are"} not here: steps are kept from the first look on, and of these the latest (20,000, or 32 MB).`);
     }
   },
 

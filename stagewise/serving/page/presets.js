@@ -19,8 +19,15 @@ function engineSizes({ stage, options, max_model_len, num_blocks }) {
 
 const blocksFor = (tokens, { size }) => Math.ceil(tokens / size);
 
-// Each preset: why it is impossible with an engine, or null; its plan: `levers`, `visitors` ([prompt, max_tokens]; null:
-// wait until a request has a token) and what to look at; and a sentence for a step that shows the effect, else null.
+/** The levers for a preset that needs this many blocks: few enough to be seen one by one. */
+const leversFor = ({ seqs, blocks }, needed) => ({ max_num_seqs: seqs, num_blocks: Math.min(blocks, 16 * Math.ceil(needed / 12)) });
+
+// An output that repeats itself, as a list in JSON does.
+const FORM = { structured_outputs: { regex: "(There was a (shy|brave|small) (bear|fox|crow|mouse) near the river\\. ){8}" } };
+
+// Each preset: why it is impossible with an engine, or null; its plan: `levers`, `visitors` ([prompt, max_tokens, other
+// fields]; null: wait until a request has a token) and what to look at; and a sentence for a step that shows the effect,
+// else null.
 const PRESETS = {
   rush: {
     name: "Rush hour",
@@ -30,7 +37,7 @@ const PRESETS = {
       const tokens = Math.min(sizes.longest, 100, Math.max(sizes.size, Math.floor(sizes.blocks / seqs) * sizes.size));
       const number = Math.min(60, 4 * seqs);
       return {
-        levers: { max_num_seqs: seqs, num_blocks: sizes.blocks },
+        levers: leversFor({ ...sizes, seqs }, seqs * blocksFor(tokens, sizes)),
         visitors: Array.from({ length: number }, () => [words(10), Math.max(1, tokens - 14)]),
         look: `${number} requests come at once, and max_num_seqs lets ${seqs} run. Look at the queue, and at why the first request in it waits.`,
       };
@@ -84,7 +91,7 @@ const PRESETS = {
       const tokens = Math.min(sizes.longest - 10, Math.max(60, 2 * sizes.size));
       const prompt = words(tokens - 4);
       return {
-        levers: { max_num_seqs: sizes.seqs, num_blocks: sizes.blocks },
+        levers: leversFor(sizes, blocksFor(tokens, sizes) + 12),
         visitors: [[prompt, 8], null, ...Array.from({ length: 5 }, () => [prompt, 8])],
         look: "One request brings a prompt; then five bring the same. Look at “KV memory”: they share its blocks, which are computed once.",
       };
@@ -111,7 +118,7 @@ const PRESETS = {
       const pieces = Math.ceil(long / sizes.budget);
       const how = pieces > 1 ? `in ${pieces} pieces (max_num_batched_tokens is ${sizes.budget})` : "in one step";
       return {
-        levers: { max_num_seqs: sizes.seqs, num_blocks: sizes.blocks },
+        levers: leversFor(sizes, number * blocksFor(short, sizes) + blocksFor(long + 10, sizes)),
         visitors: [...Array.from({ length: number }, () => [words(6), short - 10]), [words(long), 4]],
         look: `${number === 1 ? "A short request runs" : `${number} short requests run`}; then one with a prompt of about ${long} tokens comes, computed ${how}. Look at “Time of this step”: the others wait for it.`,
       };
@@ -133,16 +140,18 @@ const PRESETS = {
         ? "Each step gives a request one token here: from stage 7 on it can give several."
         : drafter === "off"
           ? "Guessing is off (--speculate off)."
-          : ["auto", "ngram"].includes(drafter)
-            ? "Guesses are looked up in the text itself here, and tales hardly repeat themselves. Start the server with a smaller model that guesses: --speculate tinytales-draft."
-            : longest < 40
-              ? "No output can be long enough."
-              : null,
+          : longest < 40
+            ? "No output can be long enough."
+            : null,
     plan(sizes) {
+      const most = Math.min(100, sizes.longest - 20);
+      const [fields, who] = ["auto", "ngram"].includes(sizes.drafter)
+        ? [FORM, "One request, whose sentences must begin and end alike. What followed the same words before is the guess"]
+        : [undefined, `One request. ${sizes.drafter} guesses what follows`];
       return {
-        levers: { max_num_seqs: sizes.seqs, num_blocks: sizes.blocks },
-        visitors: [[words(10), Math.min(100, sizes.longest - 20)]],
-        look: `One request. ${sizes.drafter} guesses what follows, and the model verifies all guesses in one step. Look at “This step”: guesses stand after the token, right ones underlined, refused ones struck out.${sizes.drafts === "auto" ? " With num_drafts auto it guesses only as long as that pays." : ""}`,
+        levers: leversFor(sizes, blocksFor(most + 20, sizes)),
+        visitors: [[words(10), most, fields]],
+        look: `${who}, and the model verifies all guesses in one step. Look at “This step”: guesses stand after the token, right ones underlined, refused ones struck out.${sizes.drafts === "auto" ? " It guesses only as long as that pays (num_drafts auto)." : ""}`,
       };
     },
     found(step, replay) {
@@ -158,12 +167,12 @@ const PRESETS = {
 /** The buttons, and the words about the preset that was chosen last. */
 class Presets {
   constructor(shown) {
-    Object.assign(this, { shown, chosen: null, awaits: null, sizes: engineSizes(shown.replay.header) });
+    Object.assign(this, { shown, run: null, awaits: null, before: null, sizes: engineSizes(shown.replay.header) });
     find("presets").replaceChildren(
       ...Object.entries(PRESETS).map(([id, preset]) => {
         const why = preset.why(this.sizes);
         const button = element("button", "preset", preset.name, { type: "button", "data-preset": id });
-        button.addEventListener("click", () => (why ? this.say(preset.name, why) : this.run(preset)));
+        button.addEventListener("click", () => (why ? this.say(preset.name, why) : this.start(preset)));
         button.setAttribute("aria-disabled", String(Boolean(why)));
         if (why) button.title = why;
         return button;
@@ -177,54 +186,77 @@ class Presets {
   }
 
   clear() {
-    this.chosen = null;
+    Object.assign(this, { run: null, before: null });
     find("look").hidden = true;
   }
 
-  async run(preset, tries = 3) {
+  async start(preset, tries = 3) {
     const plan = preset.plan(this.sizes);
-    this.chosen = null;
+    this.run = null;
     this.shown.follow();
     this.say(preset.name, plan.look);
-    if (this.sizes.stage >= 5 && !(await moveLevers(plan.levers))) return;
-    Object.assign(this, { chosen: preset, look: plan.look, tries: tries - 1, isSent: false, since: this.shown.last ?? -1 });
+    if (this.sizes.stage >= 5) {
+      this.before ??= Object.fromEntries(Object.keys(plan.levers).map((name) => [name, Number(find(name).value)]));
+      if (!(await moveLevers(plan.levers))) return;
+    }
+    const [kind, since] = [`preset${numAsked}`, this.shown.last ?? 0]; // kind: names its requests
+    const run = { preset, plan, tries, kind, since, numSent: 0, numEnded: 0, isSent: false, isFound: false };
+    this.run = run;
     try {
       for (const visitor of plan.visitors) {
-        if (visitor) await visit(...visitor);
-        else await new Promise((go) => (this.awaits = go));
+        if (!visitor) await new Promise((go) => (this.awaits = go));
+        else {
+          const [prompt, most, fields] = visitor;
+          await visit(prompt, most, fields, kind);
+          run.numSent++;
+        }
+        if (this.run !== run) return; // another one has been chosen
       }
-      this.isSent = true;
       notes.clear("preset");
     } catch (error) {
+      run.tries = 1;
       notes.set("preset", `${preset.name}: ${error.message}`);
     }
+    run.isSent = true;
   }
 
   /** See whether this step shows what was announced. */
   append(step) {
-    if (!this.chosen) return;
-    const { chosen, shown, look } = this;
+    const { run, shown } = this;
+    if (!run) return;
+    const isOwn = (id) => shown.askers.get(id)?.[1].startsWith(`${run.kind}-${TAB}-`);
+    const events = [...step.before, ...step.after];
+    run.numEnded += events.filter(({ kind, request_id: id }) => kind === "finished" && isOwn(id)).length;
     if (this.awaits && step.after.some(({ kind }) => kind === "token")) {
       this.awaits();
       this.awaits = null;
     }
-    const found = chosen.found(step, shown.replay);
+    const found = run.isFound ? null : run.preset.found(step, shown.replay);
     if (!found) return;
-    this.chosen = null;
-    this.say(chosen.name, look);
-    const line = element("p", "found", `Step ${step.step.toLocaleString("en")}: ${found} `);
-    const button = element("button", "", `Show step ${step.step.toLocaleString("en")}`, { type: "button" });
-    button.addEventListener("click", () => shown.showStep(step.step));
+    run.isFound = true;
+    this.say(run.preset.name, run.plan.look);
+    const number = numberOf(step).toLocaleString("en");
+    const line = element("p", "found", `Step ${number}: ${found} `);
+    const button = element("button", "", `Show step ${number}`, { type: "button" });
+    button.addEventListener("click", () => shown.showStep(numberOf(step)));
     line.append(button);
     find("look").append(line);
   }
 
-  /** If all requests are answered, the announced effect will not come: try again. The engine was too fast or too busy. */
+  /** When all requests are answered, leave the engine as it was. If the announced effect did not come, because the engine
+   * was too fast or too busy, try again. */
   settle() {
-    if (!this.chosen || !this.isSent || !this.shown.isIdle || this.shown.last <= this.since) return;
-    const { chosen, look, tries } = this;
-    this.chosen = null;
-    if (tries) this.run(chosen, tries);
-    else this.say(chosen.name, `${look} It did not happen this time: press the button again.`);
+    const { run, shown } = this;
+    const isOver = run?.isSent && (run.numEnded >= run.numSent || (shown.isIdle && shown.last > run.since));
+    if (!isOver) return;
+    this.run = null;
+    if (!run.isFound && run.tries > 1) {
+      this.start(run.preset, run.tries - 1);
+      return;
+    }
+    if (!run.isFound) this.say(run.preset.name, `${run.plan.look} It did not happen this time: press the button again.`);
+    const moved = Object.entries(this.before ?? {}).filter(([name]) => wanted[name] === run.plan.levers[name]);
+    this.before = null;
+    if (moved.length) moveLevers(Object.fromEntries(moved)); // those that nobody has moved since
   }
 }
