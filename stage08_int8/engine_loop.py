@@ -76,8 +76,8 @@ class EngineLoop(Worker):
             self.abort(unfinished)
 
     def submit(self, requests: Sequence[Request], callback: Callback) -> None:
-        """Queue requests, all or none. After each step `callback` is called, in the engine's thread, with those that got a token or
-        finished; or with the error that ended them: an EngineClosedError, if the engine is closed before it has them.
+        """Queue requests, all or none. After each step `callback` is called, in the engine's thread, with those that got
+        a token or finished; or with the error that ended them: an EngineClosedError, if the engine was closed first.
 
         Raises:
             EngineClosedError: the engine is closed.
@@ -140,8 +140,8 @@ class EngineLoop(Worker):
             self.commands.get()()
 
     def _step(self) -> None:
-        """One step. If it fails as a whole, all requests keep their tokens and start over; if another one fails before a
-        request has got a token, raises its error."""
+        """One step. If it fails as a whole, all requests keep their tokens and start over; but if another step has
+        failed since a request got a token, raises the error."""
         try:
             with self.engine.stats.timing():
                 updated = self.engine.step()
@@ -161,13 +161,14 @@ class EngineLoop(Worker):
             if self.closing:
                 raise self.closed()
             for request in requests:
-                self.engine.add(request)
                 self.callbacks[request] = callback
+                self.engine.add(request)
         except BaseException as error:  # all or none
             for request in requests:
-                self.engine.abort(request)
-                self.callbacks.pop(request, None)
-            callback([], error)
+                if self.callbacks.pop(request, None):
+                    self.engine.abort(request)
+            with contextlib.suppress(Exception):
+                callback([], error)
 
     def _abort(self, requests: Iterable[Request]) -> None:
         unfinished = [request for request in requests if request in self.callbacks]

@@ -252,7 +252,7 @@ def test_a_request_that_comes_while_the_engine_ends_is_done(stage, small_checkpo
     commands, looks = loop.commands, []
 
     class Late:
-        put, get = commands.put, commands.get
+        put, get, get_nowait = commands.put, commands.get, commands.get_nowait
 
         def empty(self):
             was_empty = commands.empty()

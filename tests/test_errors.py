@@ -300,4 +300,5 @@ def test_a_request_that_comes_after_the_end_is_told(stage, small_checkpoint):
     loop.check = check_then_end
     with pytest.raises(stage.EngineClosedError):
         llm.generate([[1, 2]], params)
-    assert loop.commands.empty() and not loop.callbacks
+    assert loop.commands.empty()
+    assert not loop.callbacks

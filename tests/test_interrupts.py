@@ -7,6 +7,7 @@ import asyncio
 import functools
 import gc
 import itertools
+import linecache
 import multiprocessing
 import os
 import random
@@ -343,17 +344,15 @@ def test_a_signal_handler_may_ask_for_everything(serving, small_checkpoint):
 
 
 def at_lines(functions, act):
-    """A function for `sys.settrace` that calls `act` before each line of these functions but the first: it may be a
-    `try`, which can't fail, but would here, outside of itself."""
-    first = {}  # of the code, the number of its first line
-    for function in functions:
-        lines = [line for *_, line in function.__code__.co_lines() if line]
-        first[function.__code__] = min(line for line in lines if line > function.__code__.co_firstlineno)
+    """A function for `sys.settrace` that calls `act` before each line of these functions, but for `try:`, which does
+    nothing that can fail."""
+    codes = {function.__code__ for function in functions}
 
     def trace(frame, event, _):
-        if frame.f_code not in first:
+        if frame.f_code not in codes:
             return None
-        if event == "line" and frame.f_lineno > first[frame.f_code]:
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and line.strip() != "try:":
             act()
         return trace
 
