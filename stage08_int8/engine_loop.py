@@ -76,8 +76,8 @@ class EngineLoop(Worker):
             self.abort(unfinished)
 
     def submit(self, requests: Sequence[Request], callback: Callback) -> None:
-        """Queue requests, all or none. After each step `callback` is called, in the engine's thread, with those that got
-        a token or finished; or with the error that ended them: an EngineClosedError, if the engine was closed first.
+        """Queue requests, all or none. After each step `callback` is called, in the engine's thread, with those of them
+        that got a token or finished; or with the error that ended them, such as EngineClosedError.
 
         Raises:
             EngineClosedError: the engine is closed.

@@ -68,7 +68,7 @@ def test_pages_count_the_stages_right(path):
 def test_tables_of_all_stages():
     """The README's ladder; where a stage is added."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| \[`(\w+)`\]", readme, re.MULTILINE) == list(IDEAS)
+    assert re.findall(r"^\| \[\d [^]]+\]\((\w+)/README.md\)", readme, re.MULTILINE) == list(IDEAS)
     new = set(
         re.findall(r"stage(\d\d)(?:_NAME|` as the others)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     )
