@@ -35,7 +35,7 @@ def engine_command(directory: Path, *numbers: int) -> list[str]:
 
     stage = stands_in_for(directory, MILESTONES[numbers[-1] - 1])
     asked = [CONTRACT] if stage is CONTRACT else [MILESTONES[number - 1] for number in numbers]
-    tests = dict.fromkeys(test for milestone in asked for test in milestone.tests)
+    tests = dict.fromkeys(f"{ROOT}/{test}" for milestone in asked for test in milestone.tests)
     place = ["--engine", str(directory.resolve()), "--as-stage", stage.stage[5:7].lstrip("0")]
     return [*place, *LEAN, "-m", "not soak", "--maxfail=1", f"--timeout={SECONDS}", f"--rootdir={ROOT}", *tests]
 
@@ -60,7 +60,7 @@ def check_engine(directory: Path, numbers: Sequence[int]) -> int:
         return 1
     print(f"passed in {report.seconds:.0f} s")
     if 0 < asked[-1].number < len(MILESTONES):
-        print(f"next: python -m exercises start {asked[-1].number + 1}")
+        print(f"next: python -m exercises start {asked[-1].number + 1} --aside")
     stages = f"{os.path.relpath(directory)} {'1 2 3' if asked[-1].stage < 'stage05' else '5 6'}"
     print(f"Your engine on the ladder: python -m bench.throughput --stages {stages} --repeat 1")
     return 0

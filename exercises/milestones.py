@@ -173,6 +173,7 @@ MILESTONES = [
         parts=[
             ("scheduler.py: Scheduler.add, Scheduler.schedule", "verbs", "the_four_steps_of_the_chapter"),
             ("scheduler.py: Scheduler._can_admit, Scheduler._admit", "verbs", "who_is_admitted"),
+            ("scheduler.py: Scheduler._take", "verbs", "a_scored_token_costs_more"),
             ("scheduler.py: Scheduler._admit, Scheduler.remove", "verbs", "slots_are_given_back"),
             ("scheduler.py: Scheduler.add", "continuous",
              "policies who_comes_back_has_the_same_place the_shortest_policy_starves_nobody"),

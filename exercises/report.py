@@ -14,7 +14,7 @@ import pytest
 
 SECONDS = 60  # that one test may take; a right answer takes at most five
 WIDTH = 300  # of a value that is shown
-NOISE = re.compile(r"\+ +where .* object at 0x")  # in pytest's explanation of an assertion: an object is not a case
+NOISE = re.compile(r"\+ +(where|and) .* object (\S+ )?at 0x")  # of pytest's explanation: an object is no case
 # What other plugins do, and the garbage collections of this one, takes longer than most checks.
 LEAN = ["--disable-plugin-autoload", "-p", "pytest_timeout", "-p", "no:unraisableexception", "-p", "no:cacheprovider"]
 FLAGS = ["-o", "addopts=", *LEAN, f"--rootdir={Path(__file__).parents[1]}", f"--timeout={SECONDS}"]
@@ -91,33 +91,35 @@ class Report:
 
 
 def rule(item: pytest.Item) -> str:
-    """What a test is about: the id of its case, if it is a phrase; or its docstring's first line, or its name."""
-    if hasattr(item, "callspec") and " " in item.callspec.id:
+    """What a test is about: the id of its case, if it is a phrase; or its docstring's first paragraph, or its name."""
+    if hasattr(item, "callspec") and " " in item.callspec.id and "stage" not in item.callspec.params:
         return item.callspec.id
     name = getattr(item, "originalname", None) or item.name
     said = inspect.getdoc(getattr(item, "function", None)) or name.removeprefix("test_").replace("_", " ")
-    return said.split("\n")[0]
+    return " ".join(said.split("\n\n")[0].split())
 
 
 def case(item: pytest.Item) -> list[str]:
     """The values of a test's parameters."""
     values = item.callspec.params.items() if hasattr(item, "callspec") else ()
-    told = [f"{name} = {shown(value)}" for name, value in values if name != "expected" and not name.endswith("stage")]
+    told = [
+        f"{name} = {cut(repr(value))}" for name, value in values if name != "expected" and not name.endswith("stage")
+    ]
     return [", ".join(told)] if told else []
 
 
-def shown(value: object) -> str:
-    text = repr(value)
+def cut(text: str) -> str:
     return text if len(text) <= WIDTH else f"{text[:WIDTH]} …"
 
 
 def said(error: pytest.ExceptionInfo) -> list[str]:
     """The lines of an error's message: of an assertion, its words and what was compared."""
     lines = [line.removeprefix("assert ").strip() for line in str(error.value).split("\n")]
-    lines = [line if len(line) <= WIDTH else f"{line[:WIDTH]} …" for line in lines if line and "Use -v" not in line]
+    lines = [line for line in lines if line and "Use -v" not in line]
     if error.errisinstance(AssertionError):
         told = [line for line in lines if line not in ("it is as expected", "False") and not NOISE.match(line)]
-        return (told or lines)[:8]
+        return [cut(line) for line in told or lines][:8]
+    lines = [cut(line) for line in lines]
     return [f"{error.typename}: {lines[0]}" if lines else error.typename, *lines[1:8]]
 
 

@@ -215,7 +215,7 @@ def test_who_comes_back_has_the_same_place(stage):
     scheduler.clear()
     for request in reversed(requests):
         scheduler.add(request)
-    assert scheduler.waiting == requests
+    assert [requests.index(request) for request in scheduler.waiting] == [0, 1, 2]
 
 
 @pytest.mark.covers("scheduler.py")
@@ -259,7 +259,8 @@ def test_the_shortest_policy_starves_nobody(stage, prompt_len):
     requests = [FakeRequest(prompt_len if i == 1 else 1) for i in range(200)]
     order = order_of_admission(stage, requests, "shortest", arrive_every=0.5)
     overtakers = order[: order.index(1)]
-    assert all(math.ceil(i / 2) - 1 <= prompt_len / aging for i in overtakers)  # steps after the long one's arrival
+    late = [math.ceil(i / 2) - 1 for i in overtakers]  # steps after the long one's arrival
+    assert max(late, default=0) <= prompt_len / aging
     assert len(overtakers) >= prompt_len / aging - 1  # and it is not first come, first served either
 
 

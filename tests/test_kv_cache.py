@@ -1,5 +1,6 @@
 """Stage 3's KV cache: what is computed, what is reserved, and memory that is planned before anything runs."""
 
+import re
 import weakref
 
 import pytest
@@ -101,8 +102,10 @@ def test_a_request_that_can_never_fit(small_checkpoint):
     exact = 24 * BYTES_PER_TOKEN
     assert stage.LLM(small_checkpoint, device="cpu", kv_cache_bytes=exact).generate([prompt], params)
     llm = stage.LLM(small_checkpoint, device="cpu", kv_cache_bytes=exact - 1)
-    with pytest.raises(ValueError, match=rf"prompt 1: .*need {exact:,} bytes of KV cache, .* {exact - 1:,}"):
+    with pytest.raises(ValueError, match=r"^prompt 1: .*KV cache") as error:
         llm.generate([prompt[:3], prompt], params)
+    numbers = {int(number) for number in re.findall(r"\d+", str(error.value).replace(",", ""))}
+    assert numbers >= {exact, exact - 1}, f"it needs {exact} bytes, the limit is {exact - 1}: {error.value}"
     assert llm.stats.num_forwards == 0
 
 
@@ -142,7 +145,7 @@ def test_one_cache_at_a_time(small_checkpoint, monkeypatch):
     new_cache = llm.engine.runner.new_cache
 
     def spy(*sizes):
-        assert all(cache() is None for cache in caches)
+        assert len([cache for cache in caches if cache() is not None]) == 0, "an earlier batch's cache is still held"
         made = new_cache(*sizes)
         caches.append(weakref.ref(made))
         return made

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from exercises import __main__ as cli
-from exercises import engine, engine_report, skeletons
+from exercises import engine, engine_report, report, skeletons
 from exercises.milestones import CONTRACT, MILESTONES
 from tests.adapter import ROOT, STAGES
 
@@ -27,6 +27,7 @@ def checked(directory: Path, number: int, out: Path, seconds: int) -> None:
     from exercises import engine
 
     engine.SECONDS = seconds
+    os.chdir(out.parent)  # a learner may be in any folder
     engine.run(directory, [number])
 
 
@@ -60,6 +61,7 @@ def test_a_stage_passes_its_milestone(milestone, check, tmp_path):
     """And every part has tests that run on it."""
     status, said = check(make(milestone.number, [], tmp_path / "engine"), milestone.number)
     assert (status, "✗" in said) == (0, False)
+    assert milestone is MILESTONES[-1] or f"start {milestone.number + 1} --aside" in said
     assert set(re.findall("✓ (.*)", said)) == {look for look, *_ in milestone.parts}
 
 
@@ -90,6 +92,7 @@ MISTAKES = [
     (1, "ties with the k-th are dropped", "sampler.py: keep_top_k", [("sampler.py", "scores < kth", "scores <= kth")]),
     (1, "more than p", "sampler.py: keep_top_p, keep_min_p", [("sampler.py", "(descending.cumsum(dim=-1) < p * total)", "(descending.cumsum(dim=-1) <= p * total)")]),
     (1, "min-p before top-p", "sampler.py: keep_top_p, keep_min_p", [("sampler.py", "    if params.top_p < 1:\n        weights = keep_top_p(weights, params.top_p)\n    if params.min_p > 0:\n        weights = keep_min_p(weights, params.min_p)\n", "    if params.min_p > 0:\n        weights = keep_min_p(weights, params.min_p)\n    if params.top_p < 1:\n        weights = keep_top_p(weights, params.top_p)\n")]),
+    (1, "top-p before the temperature", "sampler.py: keep_top_p, keep_min_p", [("sampler.py", "weights = keep_top_p(weights, params.top_p)", "weights = weights * (keep_top_p(weights**params.temperature, params.top_p) > 0)")]),
     (1, "a token of weight 0 is drawn", "sampler.py: keep_top_p, keep_min_p", [("sampler.py", "right=True", "right=False")]),
     (1, "the end token is never ignored", "request.py: Request.add, Request.finish", [("request.py", "if token_id in self.eos_token_ids and not self.params.ignore_eos:", "if token_id in self.eos_token_ids:")]),
     (1, "what is held back is lost", "request.py: Request.add, Request.finish", [("request.py", "if stop := self.text.flush(self._past_min_tokens, stop_token_id):", "if False:")]),
@@ -98,6 +101,7 @@ MISTAKES = [
     (2, "right padding", "batch.py: Batch.of, Batch.num_padding_tokens", [("batch.py", "[0] * n + sequence", "sequence + [0] * n"), ("batch.py", "num_padding=torch.tensor(num_padding", "num_padding=torch.tensor([0] * len(num_padding)")]),
     (2, "ended rows are not counted", "batch.py: Batch.of, Batch.num_padding_tokens", [("batch.py", "return self.token_ids.numel() - self.num_tokens", "return int(self.num_padding.sum())")]),
     (2, "no attention mask", "model.py: GPT2.forward; runner.py: Runner.forward", [("model.py", "own = columns >= num_padding[:, None]", "own = columns >= 0 * num_padding[:, None]")]),
+    (2, "rows that have ended get tokens", "engine.py: Engine.commit", [("engine.py", "zip(batch.live, tokens, strict=True)", "zip(batch.requests, tokens)")]),
     (2, "the shortest first", "engine.py: Engine.run, Engine.next_batch", [("engine.py", "reverse=True", "reverse=False")]),
     (3, "keys are the values", "kv_cache.py: KVCache.update", [("kv_cache.py", "values[:, :, self.length :] = v", "values[:, :, self.length :] = k")]),
     (3, "a failed row has no token", "batch.py: Batch.of", [("batch.py", "[-1:] or [0]", "[-1:]")]),
@@ -113,6 +117,10 @@ MISTAKES = [
     (4, "each query reads all", "model.py: Attention.forward, Attention._attend_singles, attend, GPT2.forward", [("model.py", "visible = columns <= positions[..., None]", "visible = columns <= positions[..., None] + 1")]),
     (4, "an abort without a reason", "engine.py: Engine.add, Engine.abort", [("engine.py", "request.finish(\"abort\")", "pass")]),
     (4, "what is computed is not counted", "engine.py: Engine.commit", [("engine.py", "request.num_computed_tokens += num_tokens", "request.num_computed_tokens += 1")]),
+    (4, "memory is counted when requests have left", "engine.py: Engine.commit", [("engine.py", "        self.stats.count(batch, tokens, self.kv_use())\n", ""), ("engine.py", "        return batch.ready", "        self.stats.count(batch, tokens, self.kv_use())\n        return batch.ready")]),
+    (4, "a scored token costs one", "scheduler.py: Scheduler._take", [("scheduler.py", "self.budget // request.token_cost", "self.budget")]),
+    (4, "no token if less than one fits", "scheduler.py: Scheduler._take", [("scheduler.py", "max(1, self.budget // request.token_cost)", "self.budget // request.token_cost")]),
+    (4, "a cut prompt leaves some of the budget", "scheduler.py: Scheduler._take", [("scheduler.py", "request.token_cost if ready else 0", "request.token_cost")]),
     (5, "blocks for all that may come", "block_manager.py", [("block_manager.py", "self.num_needed(sequence.num_tokens) - len(found))]", "self.num_needed(len(sequence.prompt_token_ids) + sequence.max_tokens - 1) - len(found))]")]),
     (5, "blocks are lost", "block_manager.py", [("block_manager.py", "            self._free[block] = None\n", "            pass\n")]),
     (5, "no reserve", "scheduler.py: Scheduler._can_admit", [("scheduler.py", "reserve = self.block_manager.watermark_blocks if self.running else 0", "reserve = 0")]),
@@ -157,6 +165,7 @@ RIGHT = [
         ("batch.py", "sequences = [request.token_ids for", "sequences = [[] if request.finished else request.token_ids for"),
         ("batch.py", "n_seq = max(map(len, sequences))", "n_seq = max(len(request.token_ids) for request in requests)"),
     ]),
+    (3, "another message", [("engine.py", "need {needed:,} bytes of \"", "would take {needed} bytes of \"")]),
     (3, "a prefill is what has no output", [("batch.py", "is_prefill=cache.length == 0", "is_prefill=not any(request.output_token_ids for request in requests)")]),
     (8, "the scale of zeros is 1", [("quantize.py", "    per_unit = torch.where(scale > 0, 1 / scale, 0)", "    scale = torch.where(scale > 0, scale, 1.0)\n    per_unit = 1 / scale")]),
 ]  # fmt: skip
@@ -293,6 +302,26 @@ def test_an_error_of_a_test_is_not_the_engines(capsys):
         report.pytest_runtest_makereport(item, SimpleNamespace(excinfo=pytest.ExceptionInfo.from_exception(error)))
         assert report.broken == broken
         assert ("The test itself failed." in capsys.readouterr().out) == broken
+
+
+def documented():
+    """A rule whose sentence goes on
+    in the next line.
+
+    More."""
+
+
+def test_a_message_has_whole_sentences_and_no_addresses():
+    stage_and_phrase = SimpleNamespace(id="stage03_kvcache-a phrase", params={"stage": 3, "says": "a phrase"})
+    item = SimpleNamespace(originalname="test_it", function=documented, callspec=stage_and_phrase)
+    assert report.rule(item) == "A rule whose sentence goes on in the next line."
+    with pytest.raises(AssertionError) as error:
+        raise AssertionError(
+            "too many\nassert False\n +  where False = all(<generator object f.<locals>.<genexpr> at 0x7f>)\n"
+            f" +    and   tensor([{'True, ' * 99}]) = <built-in method isinf of Tensor object at 0x7f>()\n"
+            " +  where 3 = <function f at 0x7f>(5)"
+        )
+    assert report.said(error) == ["too many", "+  where 3 = <function f at 0x7f>(5)"]
 
 
 # --- Skeletons --------------------------------------------------------------------------------------------------------

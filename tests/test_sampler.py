@@ -32,6 +32,7 @@ SETTINGS = [
     dict(top_k=5000),
     dict(top_p=0.9),
     dict(top_p=0.01),
+    dict(temperature=1.7, top_p=0.9),
     dict(temperature=1.7, top_p=0.5, top_k=40),
     dict(min_p=0.05),
     dict(min_p=1.0),
@@ -69,7 +70,8 @@ def test_filters_equal_hugging_face(stage):
     filtered = stage.filtered(logits, requests)
     for row, scores, settings in zip(logits, filtered, SETTINGS, strict=True):
         expected = reference_scores(row, settings, prompt + output)
-        assert torch.equal(scores.isinf(), expected.isinf()), f"{settings}: other tokens kept"
+        kept, theirs = (~scores.isinf()).nonzero()[:, 0].tolist(), (~expected.isinf()).nonzero()[:, 0].tolist()
+        assert kept == theirs, f"{settings}: {len(kept)} tokens are kept, Hugging Face keeps {len(theirs)}"
         scores, expected = scores.log_softmax(-1), expected.log_softmax(-1)
         torch.testing.assert_close(scores, expected, msg=f"{settings}: other probabilities")
 
@@ -82,11 +84,14 @@ def test_ties_at_the_kth_place_stay(stage):
 
 @pytest.mark.parametrize("top_p", [0.2, 0.4, 0.6, 0.8, 0.3, 0.7])
 def test_ties_at_the_edge_of_top_p(stage, top_p):
-    """Sums that land on the threshold are decided as Hugging Face decides them, in every stage alike."""
-    for logits in (torch.zeros(1, 5), torch.zeros(1, 10)):
-        filtered = stage.filtered(logits, [stage.make_request(stage.SamplingParams(top_p=top_p))])
-        expected = TopPLogitsWarper(top_p)(None, logits)
-        assert filtered.isinf().sum() == expected.isinf().sum()
+    """Of 5 and of 10 equally likely tokens, as many are kept as by Hugging Face. In float64, sums of weights that are
+    exp(score - best) meet the threshold exactly; sums of rounded probabilities don't."""
+    params = stage.SamplingParams(top_p=top_p)
+    for number in (5, 10):
+        logits = torch.zeros(1, number)
+        kept = int((~stage.filtered(logits, [stage.make_request(params)]).isinf()).sum())
+        expected = int((~TopPLogitsWarper(top_p)(None, logits).isinf()).sum())
+        assert kept == expected, f"of {number} tokens"
 
 
 def test_presence_and_frequency_penalties(stage):
@@ -129,7 +134,10 @@ def test_extreme_temperatures(stage, temperature):
     probs = stage.filtered(logits, [request]).softmax(-1)
     assert torch.isfinite(probs).all()
     assert probs.argmax() == logits.argmax()
-    assert (probs.max() > 0.99) == (temperature < 1)
+    if temperature < 1:
+        assert probs.max() > 0.99
+    else:
+        assert probs.max() < 0.01
 
 
 @pytest.mark.parametrize("by", ["seed", "position"])

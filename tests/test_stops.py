@@ -193,11 +193,12 @@ def test_what_ends_a_request(stage):
         ({"stop": " b", "stop_token_ids": b, "include_stop_str_in_output": True}, a + b, ("stop", " b")),
     ]:
         request = stage.make_request(greedy(stage, **settings), eos_token_ids=(EOS,))
+        case = f"{settings}, tokens {[request.tokenizer.decode([token_id]) for token_id in tokens]}"
         for token_id in tokens:
-            assert not request.finished
+            assert not request.finished, case
             request.add(token_id)
-        assert (request.finish_reason, request.stop_reason) == ends
-        assert request.output_token_ids == tokens
+        assert (request.finish_reason, request.stop_reason) == ends, case
+        assert request.output_token_ids == tokens, case
 
 
 def test_which_text_is_final(stage):
@@ -217,7 +218,9 @@ def test_which_text_is_final(stage):
         for letter in tokens:
             if not request.finished:
                 request.add(*stage.tokenizer().encode(letter))
-        assert (request.text.text, request.text.num_final, request.stop_reason) == (text, final, ends)
+        got = {"text": request.text.text, "num_final": request.text.num_final, "stop_reason": request.stop_reason}
+        expected = {"text": text, "num_final": final, "stop_reason": ends}
+        assert got == expected, f"{settings}, tokens {list(tokens)}"
 
 
 def test_what_a_request_keeps_of_a_token(stage):

@@ -46,8 +46,11 @@ def core_of(stage, checkpoint, **options):
 def check_logits(got, model, sequences):
     """Row i has the logits after the last token of sequence i."""
     assert tuple(got.shape) == (len(sequences), model.config.vocab_size)
-    for row, sequence in zip(got, sequences, strict=True):
-        torch.testing.assert_close(row, model(torch.tensor([sequence])).logits[0, -1], rtol=0, atol=1e-3)
+    longest = max(map(len, sequences))
+    for i, (row, sequence) in enumerate(zip(got, sequences, strict=True)):
+        expected = model(torch.tensor([sequence])).logits[0, -1]
+        what = f"logits {i}, after {len(sequence)} tokens (the longest sequence has {longest})"
+        torch.testing.assert_close(row, expected, rtol=0, atol=1e-3, msg=lambda m, what=what: f"{what}: {m}")
 
 
 # --- Stage 1: the model, from the inside out --------------------------------------------------------------------------
@@ -169,23 +172,27 @@ def test_forward_goes_on_from_the_cache(stage, small_checkpoint, theirs):
 
 @on(1, 2, 4)
 def test_commit(stage, small_checkpoint):
-    """Each request gets its token, or its error, and may end; the step is counted after that, and those that got
-    something are returned."""
+    """Each request that has not ended gets its token, or its error, and may end; those that got something are returned.
+    The step is counted; in stage 4 with the memory of the requests that end."""
     core, of = core_of(stage, small_checkpoint), stage.part("batch").Batch.of
-    requests = [make(stage, A, max_tokens=1), make(stage, B)][: 1 if stage.number == 1 else 2]
+    requests, ended = [make(stage, A, max_tokens=1), make(stage, B)][: 1 if stage.number == 1 else 2], make(stage, B)
+    ended.finish("length")
     if stage.number == 4:
         for request in requests:
             core.add(request)
-    rows = {1: requests[0], 2: requests}.get(stage.number) or core.scheduler.schedule()
+    rows = {1: requests[0], 2: [ended, *requests]}.get(stage.number) or core.scheduler.schedule()
     tokens = (42, None) if stage.number == 1 else [(42, None), ValueError("no token")]
-    assert core.commit(of(rows, CPU), tokens) == requests
+    names = {ended: "ended", **dict(zip(requests, ("first", "second"), strict=False))}
+    updated = core.commit(of(rows, CPU), tokens)
+    assert [names[request] for request in updated] == ["first", "second"][: len(requests)]
     assert requests[0].output_token_ids == [42]
     assert [request.finish_reason for request in requests] == ["length", "error"][: len(requests)]
     assert (core.stats.num_forwards, core.stats.num_output_tokens) == (1, 1)
     assert core.stats.num_requests == (stage.number < 4)  # from stage 4 on, the thread counts those that have ended
     if stage.number == 4:
         assert [request.num_computed_tokens for request in requests] == [4, 2]
-        assert core.scheduler.running == []
+        assert (core.stats.kv_tokens_used, core.stats.kv_tokens_reserved) == (6, 2 * core.max_model_len)
+        assert len(core.scheduler.running) == 0, "requests that have ended still run"
 
 
 @on(1, 2, 3, 4, 5)
@@ -209,7 +216,7 @@ def test_what_is_computed(stage, small_checkpoint):
 @on(2, 3)
 @pytest.mark.parametrize("sort", [True, False])
 def test_run_takes_the_longest_prompts_first(stage, small_checkpoint, sort):
-    """Or, without `sort_by_length`, the requests in their order; in batches of at most `max_num_seqs`."""
+    """Batches of at most `max_num_seqs`: the longest prompts first, or without `sort_by_length` in the given order."""
     core = core_of(stage, small_checkpoint, max_num_seqs=2, sort_by_length=sort)
     requests = [make(stage, prompt, max_tokens=1) for prompt in (B, [5], A)]
     got = [[requests.index(one) for one in updated] for updated in core.run(deque(requests))]
@@ -275,6 +282,17 @@ def test_who_is_admitted(stage, lengths, whole, rows):
     assert step(scheduler, requests) == rows
     times = [request.first_scheduled_time for request in requests]
     assert [isinstance(time, float) for time in times] == [i < len(rows) for i in range(len(requests))]
+
+
+@on(4, 5)
+@pytest.mark.parametrize("budget", [6, 10])
+def test_a_scored_token_costs_more(stage, budget):
+    """A prompt token that is scored takes 8 of the budget. One is computed even if less is left; then all is spent."""
+    scheduler = scheduler_of(stage, 2, budget)
+    requests = [make(stage, A, prompt_logprobs=0, max_tokens=2), make(stage, B)]
+    for request in requests:
+        scheduler.add(request)
+    assert step(scheduler, requests) == [("A", 1, False)]
 
 
 @on(4)

@@ -66,7 +66,7 @@ def test_three_sequences(work):
 
 
 def test_no_memory_for_a_copy(work):
-    """If no block is free for a copy: MemoryError, and nothing has changed."""
+    """If no block is free for a copy: MemoryError, and nothing has changed: when b is gone, a has room for two tokens."""
     blocks = family(work, num_blocks=2)
     for _ in range(2):
         with pytest.raises(MemoryError):
