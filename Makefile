@@ -65,12 +65,12 @@ notebooks: $(VENV)/installed-test
 	$(BIN)/python tools/run_notebooks.py
 
 site: $(VENV)/installed-site mermaid
-	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c site -d site/_build/doctrees . site/_build/html
-	@echo "the site is at site/_build/html/index.html; python -m http.server --directory site/_build/html serves it"
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d docs/site/_build/doctrees . docs/site/_build/html
+	@echo "the site is at docs/site/_build/html/index.html; python -m http.server --directory docs/site/_build/html serves it"
 
 # Mermaid draws the chapters' diagrams when the site is built, in Chromium; without one of them they are shown as text.
 mermaid:
-	@test -e site/_build/mermaid/package || { mkdir -p site/_build/mermaid && cd site/_build/mermaid && \
+	@test -e docs/site/_build/mermaid/package || { mkdir -p docs/site/_build/mermaid && cd docs/site/_build/mermaid && \
 		npm pack --silent mermaid@11 > /dev/null && tar -xzf mermaid-*.tgz package/dist/mermaid.min.js; } || \
 		echo "no Mermaid: the diagrams stay text"
 
@@ -90,7 +90,7 @@ $(VENV)/installed-test: $(BIN)/python $(TEST_NEEDS)
 	$(BIN)/python -m pip install --quiet --no-compile --requirement tests/requirements.txt
 	touch $@
 
-$(VENV)/installed-browser: $(BIN)/python $(TEST_NEEDS) tests/browser/requirements.txt site/requirements.txt
+$(VENV)/installed-browser: $(BIN)/python $(TEST_NEEDS) tests/browser/requirements.txt docs/site/requirements.txt
 	$(BIN)/python -m pip install --quiet --requirement tests/browser/requirements.txt
 	touch $@
 
@@ -98,6 +98,6 @@ $(VENV)/installed-scaleout: $(BIN)/python $(TEST_NEEDS) tests/scaleout/requireme
 	$(BIN)/python -m pip install --quiet --requirement tests/scaleout/requirements.txt
 	touch $@
 
-$(VENV)/installed-site: $(BIN)/python pyproject.toml site/requirements.txt
-	$(BIN)/python -m pip install --quiet --editable . --requirement site/requirements.txt
+$(VENV)/installed-site: $(BIN)/python pyproject.toml docs/site/requirements.txt
+	$(BIN)/python -m pip install --quiet --editable . --requirement docs/site/requirements.txt
 	touch $@

@@ -44,7 +44,8 @@ def directory_of(version: str, folder: Path) -> Path:
         raise ValueError(f"{version}: {done.stderr.decode(errors='replace').strip()}")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="data")
-    (folder / "models").symlink_to(ROOT / "models")  # named models are beside the stages
+    (folder / "stagewise").mkdir(exist_ok=True)
+    (folder / "stagewise/models").symlink_to(ROOT / "stagewise" / "models")  # named models are beside the stages
     return folder / name
 
 

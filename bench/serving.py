@@ -175,7 +175,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict]:
                     runs.append(run)
                     yield {"runs": runs, **told}
         if args.rates:
-            models = {"GPT-2's sizes": model, "the bundled model": ROOT / "models" / "tinytales"}
+            models = {"GPT-2's sizes": model, "the bundled model": ROOT / "stagewise" / "models" / "tinytales"}
             yield {"runs": runs, **told, "overhead": {name: overhead(model) for name, model in models.items()}}
 
 

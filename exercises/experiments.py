@@ -17,7 +17,7 @@ from stagewise import trace
 
 from .catalogue import FOLDER
 
-OPENINGS = FOLDER.parent / "examples" / "prompts.txt"
+OPENINGS = FOLDER.parent / "docs" / "examples" / "prompts.txt"
 
 
 class Question(NamedTuple):
@@ -496,8 +496,8 @@ EXPERIMENTS = (
         "2",
         2,
         "Eight tales in one batch",
-        "Stage 2 completes the eight openings of examples/prompts.txt in one batch, with at most 256 tokens each. The "
-        "openings are of unequal lengths, and the tales end when they end.",
+        "Stage 2 completes the eight openings of docs/examples/prompts.txt in one batch, with at most 256 tokens each. "
+        "The openings are of unequal lengths, and the tales end when they end.",
         (
             Question("What share of all places that go through the model is padding?", "padding", "%"),
             Question("What share of the padding belongs to rows that have ended?", "of which ended rows", "%"),
@@ -522,8 +522,8 @@ EXPERIMENTS = (
         "4",
         4,
         "Sixteen tales, four at once",
-        "The eight openings of examples/prompts.txt, twice. The tales are drawn, so they differ, and end when they "
-        "end: most have 150 to 450 tokens. Four run at once.",
+        "The eight openings of docs/examples/prompts.txt, twice. The tales are drawn, so they differ, and end when "
+        "they end: most have 150 to 450 tokens. Four run at once.",
         (
             Question("How many forward passes does stage 4 take?", "stage 4", "passes"),
             Question(
@@ -620,7 +620,7 @@ EXPERIMENTS = (
         "loss",
         8,
         "What rounding costs",
-        "Stage 8 completes the eight openings of examples/prompts.txt greedily, 200 tokens each, with weights in "
+        "Stage 8 completes the eight openings of docs/examples/prompts.txt greedily, 200 tokens each, with weights in "
         "float32 and in int8. Then both read the same drawn tales, and predict the likeliest token at each place.",
         (
             Question(

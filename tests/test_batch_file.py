@@ -774,7 +774,7 @@ def test_a_template_that_can_not_be_used(tmp_path):
 
 def test_the_example_of_openai_lines(tmp_path):
     output = tmp_path / "out.jsonl"
-    assert STAGES[4].main("--input", ROOT / "examples/requests.jsonl", "--output", output, "--quiet")[0] == 0
+    assert STAGES[4].main("--input", ROOT / "docs/examples/requests.jsonl", "--output", output, "--quiet")[0] == 0
     assert {result["response"]["status_code"] for result in read_results(output)} == {200}
 
 

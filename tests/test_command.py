@@ -187,7 +187,9 @@ def test_the_version(run_here):
     version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)[1]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert stagewise.__version__ == version
-    (released,) = re.findall(rf"^## \[{version}\] \((.*)\)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    (released,) = re.findall(
+        rf"^## \[{version}\] \((.*)\)$", (ROOT / "docs" / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
+    )
     cited = re.findall(r"^date-released: (.*)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
     assert cited == ([] if released == "unreleased" else [released])
     assert run_here("--version") == (0, f"stagewise {version}\n", "")

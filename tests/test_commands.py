@@ -30,7 +30,9 @@ def recipe(target):
 
 def test_commands_without_make():
     table = re.findall(
-        r"^\| `make (\S+)` \| `([^`]+)` \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE
+        r"^\| `make (\S+)` \| `([^`]+)` \| (.*) \|$",
+        (ROOT / ".github" / "CONTRIBUTING.md").read_text("utf-8"),
+        re.MULTILINE,
     )
     assert sorted(target for target, _, _ in table) == sorted({*TARGETS} - {"mermaid"})
     for target, packages, cell in table:

@@ -106,7 +106,7 @@ def test_nothing_but_a_manifest_is_replaced_by_one(tmp_path):
 
 def test_a_model_that_was_moved_is_the_same(batched_stage, begun, tmp_path):
     source, output = begun
-    (tmp_path / "moved").symlink_to(ROOT / "models" / "tinytales")
+    (tmp_path / "moved").symlink_to(ROOT / "stagewise" / "models" / "tinytales")
     source.rename(tmp_path / "renamed.jsonl")
     command = ["--input", tmp_path / "renamed.jsonl", "--output", output, "--model", tmp_path / "moved", "--resume"]
     assert batched_stage.main(*command, *QUICK)[0] == 0

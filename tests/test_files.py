@@ -473,7 +473,7 @@ def test_accuracies_are_those_of_lm_eval(tmp_path, capsys):
     import torch
     from transformers import GPT2LMHeadModel, GPT2Tokenizer
 
-    path = ROOT / "models/tinytales"
+    path = ROOT / "stagewise/models/tinytales"
     model = GPT2LMHeadModel.from_pretrained(path, dtype=torch.float32).eval()
     tokenizer = GPT2Tokenizer.from_pretrained(path)
 

@@ -181,7 +181,7 @@ def test_a_codespace_installs_what_there_is():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"run: make (\w+)", workflow):
         assert f"\n{target}:" in makefile
-    assert "path: site/_build/html" in workflow
+    assert "path: docs/site/_build/html" in workflow
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -16,7 +16,8 @@ def versions(tmp_path):
     """A stage, and a copy that always makes the same token."""
     other = tmp_path / "stage03_kvcache"
     shutil.copytree(ROOT / "stage03_kvcache", other)
-    (tmp_path / "models").symlink_to(ROOT / "models")
+    (tmp_path / "stagewise").mkdir()
+    (tmp_path / "stagewise/models").symlink_to(ROOT / "stagewise" / "models")
     text = (other / "sampler.py").read_text()
     assert "return int(token_id)" in text
     (other / "sampler.py").write_text(text.replace("return int(token_id)", "return 50255"))

@@ -70,7 +70,9 @@ def test_tables_of_all_stages():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| \[\d [^]]+\]\((\w+)/README.md\)", readme, re.MULTILINE) == list(IDEAS)
     new = set(
-        re.findall(r"stage(\d\d)(?:_NAME|` as the others)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+        re.findall(
+            r"stage(\d\d)(?:_NAME|` as the others)", (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+        )
     )
     assert new == {f"{LAST + 1:02}"}
 

@@ -310,7 +310,7 @@ def test_command_line(tmp_path, capsys):
 def test_a_page_with_its_story_is_opened(tmp_path, capsys, monkeypatch):
     opened = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
-    trace = ROOT / "examples/traces/padding.jsonl"
+    trace = ROOT / "docs/examples/traces/padding.jsonl"
     assert main([str(trace), "--open"]) == 0
     (address,) = opened
     made = Path(address.removeprefix("file://"))

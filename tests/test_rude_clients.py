@@ -430,7 +430,7 @@ def test_a_client_that_has_gone_frees_its_place(small_checkpoint, leave, streams
 
 def test_the_proxy_of_the_example_has_the_servers_limits():
     """The server accepts what the proxy lets through."""
-    text = (ROOT / "examples" / "nginx.conf").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "examples" / "nginx.conf").read_text(encoding="utf-8")
     lines = re.findall(r"^ *(\w+) ([^;{]+);", text, re.MULTILINE)
     asked, limits = dict(lines), Limits()
     assert asked["client_max_body_size"] == f"{limits.max_body_bytes // 2**20}m"

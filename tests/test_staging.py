@@ -207,7 +207,7 @@ def test_documents_link_to_what_is_there():
     for path in [
         *ROOT.glob("*.md"),
         *ROOT.glob("*/*.md"),
-        *ROOT.glob("models/*/*.md"),
+        *ROOT.glob("stagewise/models/*/*.md"),
         *ROOT.glob("stagewise/*/*.md"),
         *ROOT.glob("exercises/*/*.md"),
     ]:

@@ -13,12 +13,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.adapter import ROOT, STAGES, TINYTALES
 
-sys.path.insert(0, str(ROOT / "models" / "training"))
+sys.path.insert(0, str(ROOT / "stagewise" / "models" / "training"))
 from tale_check import Reader, sentences, slips
 from tale_grammar import FRIENDS, NAMES, Tale, write_tale
 from train_tinytales import Embedding, Rows, Sample, Tokenizer, look, spell
 
-HELD_OUT_OPENINGS = (ROOT / "models" / "training" / "held_out_openings.txt").read_text(encoding="utf-8").splitlines()
+HELD_OUT_OPENINGS = (
+    (ROOT / "stagewise" / "models" / "training" / "held_out_openings.txt").read_text(encoding="utf-8").splitlines()
+)
 TALE = """\
 Once upon a time, there was a clever girl named Poppy who lived in a cottage with a red door. Poppy's aunt was ill and \
 lived far away. Poppy made a picture book to cheer up the poor aunt. Poppy had a good friend, a merry lamb named Wren. \

@@ -22,7 +22,7 @@ def test_every_stop_leads_to_a_change(stage):
 
 
 def test_each_stage_but_the_first_has_a_walk():
-    assert sorted((ROOT / "site/walks").iterdir()) == [walk.walk_file(stage) for stage in STAGES[1:]]
+    assert sorted((ROOT / "docs/site/walks").iterdir()) == [walk.walk_file(stage) for stage in STAGES[1:]]
 
 
 @pytest.mark.parametrize("stage", STAGES[1:])

@@ -16,7 +16,7 @@ from tools.sync_stages import ROOT
 if TYPE_CHECKING:  # torch is not imported here, since stage 6 wants to load it itself
     from torch import Tensor
 
-TINYTALES = ROOT / "models" / "tinytales"
+TINYTALES = ROOT / "stagewise" / "models" / "tinytales"
 
 
 class Stage(stages.Stage):

@@ -1,4 +1,4 @@
-"""The traces in examples/traces: runs that each show one thing, with a story about it in stories.toml.
+"""The traces in docs/examples/traces: runs that each show one thing, with a story about it in stories.toml.
 
     python -m tools.replay_examples                       # makes all of them again
     python -m tools.replay_examples preemption beams      # only these
@@ -20,7 +20,7 @@ from stagewise.replay.story import story_of
 from stagewise.stages import IDEAS, stage_of
 from stagewise.trace_file import Trace, lines_of, read_traces
 
-FOLDER = Path(__file__).parent.parent / "examples/traces"
+FOLDER = Path(__file__).parent.parent / "docs/examples/traces"
 REPEATS = 7  # runs of each engine; the fastest is kept
 TALES = (
     "Once upon a time",

@@ -3,9 +3,9 @@ now, with the new lines marked, and a few sentences.
 
     python tools/walk.py     # say what is wrong with the stops; exit 1 if anything is
 
-site/walks/ has a file for each stage but the first: an `intro`, and `stops` with a `title`, the `code` (a file and some
-of its functions or classes, named as in the chapters' marks) and what it `says`. site/extensions/walks.py makes the
-pages.
+docs/site/walks/ has a file for each stage but the first: an `intro`, and `stops` with a `title`, the `code` (a file and
+some of its functions or classes, named as in the chapters' marks) and what it `says`. docs/site/extensions/walks.py makes
+the pages.
 """
 
 import difflib
@@ -85,7 +85,7 @@ class Walk:
 
 
 def walk_file(stage: str) -> Path:
-    return ROOT / "site" / "walks" / f"{stage.partition('_')[0]}.toml"
+    return ROOT / "docs" / "site" / "walks" / f"{stage.partition('_')[0]}.toml"
 
 
 def read_walk(stage: str) -> Walk:

@@ -131,7 +131,7 @@ def memory(trace: Trace, state: State, step: dict) -> dict[str, str]:
 
 
 def budgets_table(budgets: list[int]) -> str:
-    """A row per budget: the run in examples/traces/chunked_prefill.jsonl, where D, with a long prompt, joins others."""
+    """A row per budget: the run in chunked_prefill.jsonl, where D, with a long prompt, joins others."""
     lines = ["| budget | steps until D's first token | longest step | all steps |", "| ---: | ---: | ---: | ---: |"]
     for budget in budgets:
         steps = Run("stage04_continuous", *LATE, {**CHUNKS, "max_num_batched_tokens": budget}).trace().steps

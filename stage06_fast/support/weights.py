@@ -22,8 +22,7 @@ from .memory import free_memory
 from .tokenizer import FILES, Tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
-# The bundled models: next to the stages, or where a wheel installs them.
-BUNDLED = next(filter(Path.is_dir, ROOT.glob("stagewise/models/tinytales")), ROOT / "models" / "tinytales")
+BUNDLED = ROOT / "stagewise" / "models" / "tinytales"  # if the stages have not been copied elsewhere
 BUNDLED_NAMES = ("tinytales", "tinytales-draft")  # the draft uses the tokenizer of tinytales
 HUB_SIZES = {
     "gpt2": dict(n_layer=12, n_head=12, n_embd=768),

@@ -2,7 +2,7 @@
 
     stagewise run "Once upon a time" "There was once a shy bear" --trace trace.jsonl
     stagewise replay trace.jsonl -o run.html
-    stagewise replay examples/traces/preemption.jsonl --open
+    stagewise replay docs/examples/traces/preemption.jsonl --open
 
 Read next: stagewise/replay/README.md, whose examples each show one idea.
 """

@@ -17,8 +17,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.browser.conftest import ROOT, Browser, served
 
-sys.path.insert(0, str(ROOT / "tools"))  # as site/conf.py does it
-sys.path.insert(0, str(ROOT / "site"))
+sys.path.insert(0, str(ROOT / "tools"))  # as docs/site/conf.py does it
+sys.path.insert(0, str(ROOT / "docs" / "site"))
 import notebook_heads
 import walk
 from extensions import mermaid
@@ -26,7 +26,9 @@ from sync_stages import read_stages, tomllib
 
 AXE = ROOT / ".axe/package/axe.min.js"
 WIDTHS = {1440: 900, 800: 1000, 390: 844}
-BUILD = "-m sphinx --quiet --fail-on-warning --keep-going -c site -d site/_build/doctrees . site/_build/html"
+BUILD = (
+    "-m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d docs/site/_build/doctrees . docs/site/_build/html"
+)
 STAGES = read_stages()
 
 
@@ -34,7 +36,7 @@ STAGES = read_stages()
 def site():
     made = subprocess.run([sys.executable, *BUILD.split()], cwd=ROOT, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
-    return ROOT / "site/_build/html"
+    return ROOT / "docs/site/_build/html"
 
 
 @pytest.fixture(scope="module")
@@ -367,7 +369,7 @@ def test_with_an_address(tmp_path):
     address = "https://someone.github.io/stagewise/"
     kept = "extensions", "ogp_", "notfound_", "sitemap_", "html_baseurl", "project"
     (tmp_path / "conf.py").write_text(
-        f"import runpy\nreal = runpy.run_path({str(ROOT / 'site/conf.py')!r})\n"
+        f"import runpy\nreal = runpy.run_path({str(ROOT / 'docs/site/conf.py')!r})\n"
         f"globals().update({{name: value for name, value in real.items() if name.startswith({kept})}})\n"
         "extensions = ['extensions.publish', *extensions[-3:]]; html_theme = 'furo'; root_doc = 'README'\n"
     )
@@ -391,7 +393,7 @@ def test_with_an_address(tmp_path):
 def test_the_site_has_one_address():
     """It follows from the repository's, in pyproject.toml, or the environment says it."""
     assert notebook_heads.site_address("https://github.com/Someone/stagewise") == "https://someone.github.io/stagewise/"
-    code = "import runpy; print(runpy.run_path('site/conf.py')['html_baseurl'])"
+    code = "import runpy; print(runpy.run_path('docs/site/conf.py')['html_baseurl'])"
     for said, expected in (("https://example.org/", "https://example.org/"), ("", "")):
         if not said and notebook_heads.repository():
             continue
@@ -463,11 +465,11 @@ def test_a_walk_needs_no_script(texts, site, stage):
 def test_walks_are_linked(texts, site):
     for stage in list(STAGES)[1:]:
         assert f'class="walk-link"><a href="../walks/{stage}.html"' in texts[site / stage / "README.html"]
-        assert f'href="../walks/{stage}.html"' in texts[site / "site/differences.html"]
-    assert 'href="site/differences.html"' in texts[site / "index.html"]
+        assert f'href="../walks/{stage}.html"' in texts[site / "docs/site/differences.html"]
+    assert 'href="docs/site/differences.html"' in texts[site / "index.html"]
 
 
-KINDS = """README.html exercises/stage1/1_1_sampler.html notebooks/02_batching.html site/api.html
+KINDS = """README.html exercises/stage1/1_1_sampler.html notebooks/02_batching.html docs/site/api.html
     differences/stage05_paged/llm.py.html stage05_paged/__main__.py.html stage05_paged/README.html
     walks/stage05_paged.html"""
 

@@ -12,7 +12,7 @@ from lm_eval.tasks import TaskManager
 from tests.clients import make_tasks
 from tools.server import ROOT, server
 
-TINYTALES = ROOT / "models" / "tinytales"
+TINYTALES = ROOT / "stagewise" / "models" / "tinytales"
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-TINYTALES = ROOT / "models" / "tinytales"
+TINYTALES = ROOT / "stagewise" / "models" / "tinytales"
 VOCAB_SIZE = 50257
 STANDS_IN_FOR = ("vllm", "fastapi", "pybase64")
 

@@ -36,7 +36,7 @@ def body(walk: Walk) -> str:
     titles = "".join(f'<li><a href="#stop-{i}">{escape(stop.title)}</a></li>' for i, stop in enumerate(walk.stops, 1))
     stops = "".join(stop_html(stop, i, total, link_html(stop, page)) for i, stop in enumerate(walk.stops, 1))
     after = f" · {anchor(page, walk_page(stages[place + 1]), 'the next walk')}" if place + 1 < len(stages) else ""
-    return f"""<p class="crumbs">{anchor(page, "site/differences.html", "What each stage changes")} /
+    return f"""<p class="crumbs">{anchor(page, "docs/site/differences.html", "What each stage changes")} /
 {anchor(page, f"{walk.stage}/README.html", walk.stage)}</p>
 <h1>A walk through stage {number}</h1><p class="intro">{escape(walk.intro, quote=False)}</p>
 <div class="wide walk"><ol class="titles">{titles}</ol>

@@ -110,21 +110,21 @@ class ChapterTables(SphinxTransform):
 
 def overview(app: Sphinx, docname: str, source: list[str]) -> None:
     """The page that lists all changed files, after its introduction."""
-    if docname != "site/differences":
+    if docname != "docs/site/differences":
         return
     for (before, stage), of_stage in groupby(changes(), key=lambda change: (change.before, change.stage)):
         title = f"From {before} to {stage}"
-        walk = relative_uri("site/differences.html", walk_page(stage))
+        walk = relative_uri("docs/site/differences.html", walk_page(stage))
         source[0] += f"\n\n{title}\n{'-' * len(title)}\n\n"
         source[0] += f"`A walk <{walk}>`__, in {in_words(stage)} stops. The chapter: :doc:`/{stage}/README`\n\n"
         for change in of_stage:
-            address = relative_uri("site/differences.html", change.page)
+            address = relative_uri("docs/site/differences.html", change.page)
             source[0] += f"* `{change.name} <{address}>`__ {change.counts()}\n"
 
 
 def note_stage_files(app: Sphinx, doctree: nodes.document) -> None:
     """A change in any stage makes the list out of date, and with it the build."""
-    if app.env.docname == "site/differences":
+    if app.env.docname == "docs/site/differences":
         for stage, files in read_stages().items():
             for name in files:
                 app.env.note_dependency(str(ROOT / stage / name))

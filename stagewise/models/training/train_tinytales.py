@@ -1,10 +1,12 @@
-"""Make the bundled checkpoints: models/tinytales, a small GPT-2 that writes short tales, and models/tinytales-draft, a
-far smaller one of the same vocabulary, trained on the same tales, which guesses what the first is about to write.
+"""Make the bundled checkpoints: stagewise/models/tinytales, a small GPT-2 that writes short tales, and
+stagewise/models/tinytales-draft, a far smaller one of the same vocabulary, trained on the same tales, which guesses what
+the first is about to write.
 
-    python models/training/train_tinytales.py generate 3    # print three tales of the grammar that it learns from
-    python models/training/train_tinytales.py train         # 43 minutes on 2 CPU cores; Ctrl-C and run again to resume
-    python models/training/train_tinytales.py check         # samples, and every slip in them
-    python models/training/train_tinytales.py evaluate      # held-out loss, endings, mix-ups -> the model card
+    cd stagewise/models/training
+    python train_tinytales.py generate 3    # print three tales of the grammar that it learns from
+    python train_tinytales.py train         # 43 minutes on 2 CPU cores; Ctrl-C and run again to resume
+    python train_tinytales.py check         # samples, and every slip in them
+    python train_tinytales.py evaluate      # held-out loss, endings, mix-ups -> the model card
 
 `train` and `evaluate` take `--model tinytales-draft`.
 
@@ -646,13 +648,13 @@ language: en
 # tinytales
 
 A GPT-2 of {parameters:.1f} million parameters that writes short tales. It comes with the repository so that every example and
-test runs without a network, on real text that ends by itself. This card is written by `python models/training/train_tinytales.py
+test runs without a network, on real text that ends by itself. This card is written by `python stagewise/models/training/train_tinytales.py
 evaluate`.
 
     python -m stage05 --model tinytales --prompts "Once upon a time"
 
 The directory has the layout of the Hugging Face Hub, so `transformers` loads it too:
-`AutoModelForCausalLM.from_pretrained("models/tinytales")`.
+`AutoModelForCausalLM.from_pretrained("stagewise/models/tinytales")`.
 
 | | |
 |---|---|
@@ -670,15 +672,15 @@ Made from scratch for this project, MIT license. `merges.txt` is GPT-2's (OpenAI
 
 ## Data
 
-`models/training/tale_grammar.py` writes the tales: a plot, a hero, a friend, and any number of episodes between the beginning and
+`stagewise/models/training/tale_grammar.py` writes the tales: a plot, a hero, a friend, and any number of episodes between the beginning and
 the end. A tale is a function of its seed, so there is no data set to keep; no tale is seen twice, and the held-out tales are other
-seeds. `python models/training/train_tinytales.py generate 3` prints three. The one with seed 4:
+seeds. `python stagewise/models/training/train_tinytales.py generate 3` prints three. The one with seed 4:
 
 {tale}
 
 ## Training
 
-    python models/training/train_tinytales.py train
+    python stagewise/models/training/train_tinytales.py train
 
 Ctrl-C stops it, and the same command resumes it. The {own_tokens:,} tokens that occur in the tales have an embedding each; all
 others share one of five by how they look (capital or not, space or not, no word), plus a random direction for each, so that the
@@ -693,10 +695,10 @@ held-out tales come from the same grammar as the training tales, so the loss say
 nothing about other text. Micro tales are short enough that a held-out one may have a twin in training. Because the logits are
 scaled, its favorite plots, a quarrel and a lost thing, are far more frequent than in the training tales.
 
-The figures above come from `models/training/tale_check.py`, which reads a tale with the grammar. A sentence that contradicts an
+The figures above come from `stagewise/models/training/tale_check.py`, which reads a tale with the grammar. A sentence that contradicts an
 earlier one is a slip (who the hero is, what is sought, which plot this is), and so are a name that nobody introduced, "he" for
 somebody who is "she", and a word that no tale has. The check does not judge whether a tale fits the sense of its opening: it
-usually goes its own way after a sentence or two. The openings are in `models/training/held_out_openings.txt`; the grammar can write
+usually goes its own way after a sentence or two. The openings are in `stagewise/models/training/held_out_openings.txt`; the grammar can write
 none of them.
 {read_by_eye}
 
@@ -728,7 +730,7 @@ language: en
 
 A GPT-2 of {parameters:.1f} million parameters that guesses what [tinytales](../tinytales/README.md) is about to write: the draft
 model of `stage07_speculative`. It was trained by the same tool on the same tales. By itself it writes tales that lose their
-thread; it is here to be verified. This card is written by `python models/training/train_tinytales.py evaluate --model tinytales-draft`.
+thread; it is here to be verified. This card is written by `python stagewise/models/training/train_tinytales.py evaluate --model tinytales-draft`.
 
 | | |
 |---|---|

@@ -1,8 +1,8 @@
 """Links that are right on GitHub are right on the site.
 
 Sphinx and MyST care for links between Markdown files. Here, a link to a source file or a folder leads to the page that
-shows it (extensions/sources.py makes those pages); a linked trace (examples/traces) is a replay, made when the site is
-built, and shown in the chapter below the paragraph that links to it. Pictures from the network become their words:
+shows it (extensions/sources.py makes those pages); a linked trace (docs/examples/traces) is a replay, made when the
+site is built, and shown in the chapter below the paragraph that links to it. Pictures from the network become their words:
 reading fetches nothing.
 """
 

@@ -12,16 +12,16 @@ from sphinx.transforms import SphinxTransform
 
 # The headings below the root README: a page goes to the first heading with a pattern that it matches.
 HEADINGS = {
-    "The stages": ["stage0*", "site/differences"],
+    "The stages": ["stage0*", "docs/site/differences"],
     "Do it yourself": ["exercises/*", "notebooks/*"],
     "Look and serve": ["stagewise/*"],
     "Look it up": ["docs/GLOSSARY", "*"],
 }
 RACE = re.compile(r"/ladder[\w.]*\.svg")
 WAYS = {  # below it: address -> label
-    "examples/traces/static_and_continuous.html": "▶ Watch two engines, step by step",
+    "docs/examples/traces/static_and_continuous.html": "▶ Watch two engines, step by step",
     "stage01_single/README.html": "Read chapter 1",
-    "site/differences.html": "Walk through each stage's code",
+    "docs/site/differences.html": "Walk through each stage's code",
 }
 
 

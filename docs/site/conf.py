@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
+ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(HERE)]
 
 from extensions.api import source_address as linkcode_resolve  # noqa: F401  Sphinx looks for it here
@@ -57,7 +57,14 @@ if html_baseurl:  # how links to a page look elsewhere, a page for addresses tha
 site_code = hashlib.sha256(b"".join([html_baseurl.encode(), version.encode(), *(path.read_bytes() for path in own)]))
 site_code = site_code.hexdigest()
 root_doc = "README"
-include_patterns = ["*.md", "**/*.md", ".github/SECURITY.md", "notebooks/*.ipynb", "site/*.rst"]
+include_patterns = [
+    "*.md",
+    "**/*.md",
+    ".github/SECURITY.md",
+    ".github/CONTRIBUTING.md",
+    "notebooks/*.ipynb",
+    "docs/site/*.rst",
+]
 exclude_patterns = [".[!g]*", ".git/**", ".github/*TEMPLATE*", "**/.[!g]*", "**/_build", "build", "mine"]
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!stage05_paged\.(LLM|AsyncLLM|\w+(Output|Params|Event|Error))).*")]
