@@ -262,10 +262,10 @@ def test_no_guess_is_ever_findable(stage, small_checkpoint):
     manager, entered = llm.engine.block_manager, []
     cache = manager.cache_full_blocks
 
-    def watched(sequence, num_computed_tokens):
-        assert num_computed_tokens <= sequence.num_tokens
-        entered.append(num_computed_tokens)
-        cache(sequence, num_computed_tokens)
+    def watched(sequence, start, end):
+        assert start < end <= sequence.num_tokens
+        entered.append(end)
+        cache(sequence, start, end)
 
     manager.cache_full_blocks = watched
     llm.generate([prompt], params)
@@ -313,7 +313,7 @@ def test_in_a_pool_that_is_too_small(stage, small_checkpoint, num_blocks):
         done |= {int(output.request_id): told(output) for output in llm.step() if output.finished}
         llm.engine.scheduler.check_integrity()
         for request in llm.engine.scheduler.running:  # what was guessed has no room any more
-            table = llm.engine.block_manager.block_table(request)
+            table = llm.engine.block_manager.tables[request]
             assert len(table) == llm.engine.block_manager.num_needed(request.num_computed_tokens)
     assert [done[i] for i in range(4)] == expected
     assert llm.stats.num_preemptions > 0 or num_blocks == 14
