@@ -42,6 +42,7 @@ class CSampler:
         """
         if not requests:
             return []
+        logits = [row.contiguous() for row in logits]
         rows, kept, errors, vocab_size = (Row * len(requests))(), [], {}, len(logits[0])
         for i, request in enumerate(requests):
             params, raw = request.params, address(logits[i], torch.float32)
