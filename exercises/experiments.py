@@ -230,7 +230,7 @@ def crowd(
         [
             f"A finished request fills {whole} blocks, so {blocks // whole} fit up to their ends. But stage 5 "
             f"admits one as soon as there are the {math.ceil(prompt / size)} blocks of its prompt (and "
-            f"{llm.engine.block_manager.watermark_blocks} more, as a reserve) and the step has tokens left, and gives "
+            f"{llm.engine.scheduler.watermark_blocks} more, as a reserve) and the step has tokens left, and gives "
             "it further blocks one at a time. At first all are short, so many run.",
             f"{then} In all there were {stats.num_forwards:,} passes.",
         ],

@@ -215,12 +215,10 @@ MILESTONES = [
         later={"block_manager.py": {
             "BlockManager.cache_full_blocks": "return  # milestone 6",
             "BlockManager._find_cached": "return []  # milestone 6",
-            "BlockManager._key": "raise NotImplementedError  # milestone 6",
-            "BlockManager._evict": "raise NotImplementedError  # milestone 6",
         }},
         parts=[
             ("block_manager.py", "block_manager", "blocks_are_taken_when_tokens_need_them"),
-            ("block_manager.py", "block_manager", "the_watermark_is_for_those_that_run"),
+            ("block_manager.py", "block_manager", "a_sequence_may_grow_into_the_last_block"),
             ("scheduler.py: Scheduler.schedule", "verbs", "the_four_steps_of_the_chapter"),
             ("scheduler.py: Scheduler._can_admit, Scheduler._admit", "verbs", "who_is_admitted"),
             ("scheduler.py: Scheduler._can_admit", "verbs", "admission_waits_for_blocks"),
@@ -247,23 +245,19 @@ MILESTONES = [
     Milestone(
         6, "sharing", "stage05_paged", (60, 90),
         {
-            "block_manager.py": (
-                "BlockManager.cache_full_blocks", "BlockManager._find_cached", "BlockManager._key",
-                "BlockManager._evict",
-            ),
+            "block_manager.py": ("BlockManager.cache_full_blocks", "BlockManager._find_cached"),
         },
         parts=[
-            ("block_manager.py: BlockManager._key, BlockManager.cache_full_blocks, BlockManager._find_cached",
-             "block_manager", "a_prompt_finds_the_blocks_of_another one_token_is_left_to_compute"),
-            ("block_manager.py: BlockManager._key", "block_manager",
+            ("block_manager.py: BlockManager.cache_full_blocks, BlockManager._find_cached", "block_manager",
+             "a_prompt_finds_the_blocks_of_another one_token_is_left_to_compute "
              "a_block_of_almost_the_same_tokens_is_another_block two_blocks_with_the_same_checksum "
              "the_same_tokens_after_another_prefix_are_another_block"),
-            ("block_manager.py: BlockManager._evict, BlockManager.free, BlockManager._pop_free", "block_manager",
+            ("block_manager.py: BlockManager.free, BlockManager._pop_free", "block_manager",
              "what_can_not_be_found_goes_first least_recently_used_goes_first_and_tails_before_heads "
              "an_evicted_head_is_not_found_and_its_tail_is_never_mistaken"),
             ("block_manager.py", "block_manager",
              "a_prefix_is_found_whoever_holds_it a_block_that_is_not_full_can_not_be_found found_blocks_are_counted "
-             "a_prefix_id_is_never_used_again the_watermark_is_for_those_that_run"),
+             "a_prefix_id_is_never_used_again a_sequence_may_grow_into_the_last_block"),
             ("scheduler.py: Scheduler._admit", "verbs", "what_was_found_is_counted_once"),
             ("block_manager.py", "block_manager", "against_the_model against_the_model_at_random"),
             ("block_manager.py", "paged",

@@ -28,7 +28,7 @@ class Request:
         output_token_ids: the output's tokens, including the one that ended it.
         token_times: when each output token was added, in seconds of time.perf_counter.
         logprobs: one entry per output token, if requested.
-        text: the output's text, up to a stop string.
+        text: makes the output's text, up to a stop string.
         finish_reason, stop_reason: why it ended; None until then.
         streamed: how many tokens and characters a stream has sent so far.
     """

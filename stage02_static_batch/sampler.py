@@ -1,7 +1,7 @@
 """From the logits of one sequence to its next token: processors, penalties, temperature, top-k, top-p, min-p, draw.
 
 A draw is a pure function of (seed, position), see support/philox.py: no generator keeps a state, so a request gets the
-same tokens whatever else the engine has done or is doing.
+same random numbers whatever else the engine has done or is doing.
 """
 
 import math

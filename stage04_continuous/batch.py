@@ -84,6 +84,6 @@ class Batch:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
-    def to_sample(self, logits: Tensor) -> Tensor:
-        """The rows of the logits to sample from: [n_logits, vocab_size] -> [n_ready, vocab_size]"""
-        return logits[self.sample_indices] if self.score_slices else logits  # else they are all of them
+    def to_sample(self, logits: Tensor) -> list[Tensor]:
+        """The rows of the logits to sample from, not copied: [n_logits, vocab_size] -> n_ready x [vocab_size]"""
+        return [logits[i] for i in self.sample_indices]

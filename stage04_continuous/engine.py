@@ -59,19 +59,20 @@ class Engine:
         batch = Batch.of(rows, self.runner.device)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         score_prompts(logits, batch.score_slices)
-        tokens = [sample(scores, request) for scores, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
+        tokens = [sample(row, request) for row, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
-        """Count the step, and append each token to its request, or end the request if it is an error. A request that
-        has ended leaves the scheduler. Returns the requests that got a token or an error."""
+        """Append each token to its request, or end the request if it is an error. A request that has ended leaves the
+        scheduler. Count the step. Returns the requests that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
-        self.stats.count(batch, tokens, self.kv_use())
+        kv_use = self.kv_use()  # before any of them leaves
         for request, token in zip(batch.ready, tokens, strict=True):
             request.add_or_fail(token)
             if request.finished:
                 self.scheduler.remove(request)
+        self.stats.count(batch, kv_use)
         return batch.ready
 
     def restart(self, requests: list[Request]) -> None:

@@ -125,7 +125,7 @@ class Layer(nn.Module):
 
 
 def embedding(num: int, dim: int) -> nn.Embedding:
-    """A table of vectors, without the random values that `nn.Embedding` starts with: they would cost a second."""
+    """A table of vectors. On the meta device plain `nn.Embedding` imports torch's compiler, which takes seconds."""
     return nn.Embedding.from_pretrained(torch.empty(num, dim), freeze=False)
 
 

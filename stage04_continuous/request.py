@@ -36,7 +36,7 @@ class Request:
         output_token_ids: the output's tokens, including the one that ended it.
         token_times: when each output token was added, in seconds of time.perf_counter.
         logprobs: one entry per output token, if requested.
-        text: the output's text, up to a stop string.
+        text: makes the output's text, up to a stop string.
         finish_reason, stop_reason: why it ended; None until then.
         streamed: how many tokens and characters a stream has sent so far.
     """
@@ -101,17 +101,19 @@ class Request:
             return self.output_token_ids[start : start + num_tokens]
         return self.token_ids[self.num_computed_tokens : self.num_computed_tokens + num_tokens]
 
+    @property
+    def next_scored(self) -> int:
+        """The position whose logits score the next prompt token; the prompt's last position if none is left."""
+        return len(self.prompt_token_ids if self.prompt_logprobs is None else self.prompt_logprobs) - 1
+
     def to_score(self, num_tokens: int) -> range:
         """The positions, among the next `num_tokens`, whose logits score the prompt token that follows."""
-        if self.prompt_logprobs is None:
-            return range(0)
-        start = max(self.num_computed_tokens, len(self.prompt_logprobs) - 1)
-        return range(start, min(self.num_computed_tokens + num_tokens, len(self.prompt_token_ids) - 1))
+        start, end = self.num_computed_tokens, self.num_computed_tokens + num_tokens
+        return range(max(start, self.next_scored), min(end, len(self.prompt_token_ids) - 1))
 
-    @property
-    def token_cost(self) -> int:
-        """How much of a step's budget each of the next tokens takes: SCORED where prompt tokens are scored, else 1."""
-        return SCORED if self.to_score(1) else 1
+    def cost(self, num_tokens: int) -> int:
+        """How much of a step's budget the next `num_tokens` take: SCORED each if they score a prompt token, else 1."""
+        return num_tokens + (SCORED - 1) * len(self.to_score(num_tokens))
 
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0

@@ -36,7 +36,7 @@ class Scheduler:
         enable_chunked_prefill: split a prompt that does not fit into the rest of a step; else it waits until it fits.
 
     Attributes:
-        budget: how many more tokens the step that is being scheduled has room for.
+        budget: how many more tokens the step that is being scheduled has room for; see `Request.cost`.
     """
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, policy: str, enable_chunked_prefill: bool):
@@ -77,13 +77,12 @@ class Scheduler:
         return rows
 
     def _take(self, request: Request) -> Row:
-        """As many of a request's tokens as fit into the budget. If tokens remain uncomputed, the budget is spent."""
+        """A request's new tokens; if they cost more than the budget, the fewest that use it up. Always at least one."""
         num_tokens = request.num_new_tokens
         if self.enable_chunked_prefill:
-            num_tokens = min(num_tokens, max(1, self.budget // request.token_cost))
-        ready = num_tokens == request.num_new_tokens
-        self.budget = self.budget - num_tokens * request.token_cost if ready else 0
-        return Row(request, num_tokens, ready)
+            num_tokens = 1 + bisect.bisect_left(range(1, num_tokens), self.budget, key=request.cost)
+        self.budget -= request.cost(num_tokens)
+        return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
 
     def _can_admit(self, request: Request) -> bool:
         """Whether there are a slot and tokens for a request."""

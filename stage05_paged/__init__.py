@@ -1,5 +1,8 @@
 """Stage 5: paged attention; memory is handed out block by block, shared by equal prefixes, and taken back."""
 
+# Read request.py, block_manager.py, scheduler.py, batch.py, kv_cache.py, attention.py, model.py and engine.py, in this
+# order, then beam_search.py. The rest serves those who use the engine.
+
 from .async_llm import AsyncLLM
 from .config import EngineConfig
 from .llm import LLM

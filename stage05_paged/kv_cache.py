@@ -33,7 +33,8 @@ class KVCache:
         paged_attention: PagedAttention,
     ):
         self.block_size, self.paged_attention = block_size, paged_attention
-        # Nothing is read before it is written, so it need not be zero. A block's keys are transposed: see attention.py.
+        # No request reads a slot before it is written (`try_step` may, but its result is dropped): no need for zeros.
+        # A block's keys are transposed: see attention.py.
         self.keys = torch.empty(n_layer, num_blocks, n_head, head_dim, block_size, dtype=dtype, device=device)
         self.values = torch.empty(n_layer, num_blocks, n_head, block_size, head_dim, dtype=dtype, device=device)
 

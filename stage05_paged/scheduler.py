@@ -43,9 +43,10 @@ class Scheduler:
             arrival) or "shortest" (the shortest prompt first, with aging).
         enable_chunked_prefill: split a prompt that does not fit into the rest of a step; else it waits until it fits,
             counting what it will find in the cache, too.
+        watermark: the share of the blocks that an admission leaves free, so that running requests can grow.
 
     Attributes:
-        budget: how many more tokens the step that is being scheduled has room for.
+        budget: how many more tokens the step that is being scheduled has room for; see `Request.cost`.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class Scheduler:
         max_num_batched_tokens: int,
         policy: str,
         enable_chunked_prefill: bool,
+        watermark: float,
     ):
-        self.block_manager = block_manager
+        self.block_manager, self.watermark_blocks = block_manager, int(watermark * block_manager.num_blocks)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
         self.num_steps, self._arrivals = 0, itertools.count()
@@ -77,7 +79,8 @@ class Scheduler:
     def schedule(self) -> list[Row]:
         """The rows of the next step:
 
-        1. Every running request gets a slot for its last token. If there is none, the last by rank are preempted.
+        1. Each running request gets a slot for the token that it sampled last. (A prompt has had all its slots since
+           it was admitted.) If there is none, the last by rank are preempted.
         2. Running requests take their tokens.
         3. Unless one was preempted just now, waiting requests are admitted in order, while there are blocks and tokens.
 
@@ -97,15 +100,14 @@ class Scheduler:
         return rows
 
     def _take(self, request: Request) -> Row:
-        """As many of a request's tokens as fit into the budget. If tokens remain uncomputed, the budget is spent."""
-        num_tokens = request.num_new_tokens
+        """A request's new tokens; if they cost more than the budget, the fewest that use it up. Always at least one."""
+        start, num_tokens = request.num_computed_tokens, request.num_new_tokens
         if self.enable_chunked_prefill:
-            num_tokens = min(num_tokens, max(1, self.budget // request.token_cost))
-        ready = num_tokens == request.num_new_tokens
-        self.budget = self.budget - num_tokens * request.token_cost if ready else 0
+            num_tokens = 1 + bisect.bisect_left(range(1, num_tokens), self.budget, key=request.cost)
+        self.budget -= request.cost(num_tokens)
         # Others find the blocks that this row fills: even the next request of this very step.
-        self.block_manager.cache_full_blocks(request, request.num_computed_tokens + num_tokens)
-        return Row(request, num_tokens, ready)
+        self.block_manager.cache_full_blocks(request, start, start + num_tokens)
+        return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
 
     def _can_admit(self, request: Request) -> bool:
         """Whether there are tokens and blocks for a request. If others run, it leaves them some to grow into: the
@@ -114,7 +116,7 @@ class Scheduler:
             return False
         if not self.enable_chunked_prefill and request.num_new_tokens > self.budget:
             return False
-        reserve = self.block_manager.watermark_blocks if self.running else 0
+        reserve = self.watermark_blocks if self.running else 0
         return self.block_manager.num_blocks_to_allocate(request) + reserve <= self.block_manager.num_free
 
     def _admit(self, request: Request) -> None:
@@ -126,14 +128,15 @@ class Scheduler:
         self.emit("admitted", request, num_cached_tokens=request.num_computed_tokens)
 
     def _reserve_blocks(self) -> bool:
-        """Give each running request, in the order of their ranks, a slot for its last token. Returns whether a request
-        had to be preempted for that."""
+        """Give each running request, in the order of their ranks, a slot for the token that it sampled last. Returns
+        whether a request had to be preempted for that."""
         num_running, by_rank = len(self.running), deque(sorted(self.running, key=attrgetter("rank")))
         while by_rank:
             if self.block_manager.can_append(by_rank[0]):
                 self.block_manager.append(by_rank.popleft())
             else:
-                self.preempt(by_rank.pop())  # the last; it may be the only one that is left
+                # Perhaps the one that needs the slot, but never the first of all: alone, it has enough blocks.
+                self.preempt(by_rank.pop())
         return len(self.running) < num_running
 
     def preempt(self, request: Request) -> None:
@@ -156,8 +159,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise RuntimeError unless exactly the running requests hold blocks, and no more of them run than may."""
         self.block_manager.check_integrity()
-        if set(self.running) != self.block_manager.holders:
-            raise RuntimeError(f"{len(self.running)} requests run, {len(self.block_manager.holders)} hold blocks")
+        if set(self.running) != self.block_manager.tables.keys():
+            raise RuntimeError(f"{len(self.running)} requests run, {len(self.block_manager.tables)} hold blocks")
         if len(self.running) > min(self.max_num_seqs, self.max_num_batched_tokens):
             raise RuntimeError(
                 f"{len(self.running)} requests run at once; max_num_seqs is {self.max_num_seqs}, "

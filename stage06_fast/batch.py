@@ -70,7 +70,7 @@ class Batch:
             token_ids=tensor(token_ids),
             positions=tensor(positions),
             slot_mapping=tensor(slots),
-            block_tables=tensor(pad_tables([manager.block_table(row.request) for row in rows])),
+            block_tables=tensor(pad_tables([manager.tables[row.request] for row in rows])),
             query_start_loc=tensor(query_start_loc),
             seq_lens=tensor(seq_lens),
             logits_indices=tensor(logits_indices),
@@ -85,9 +85,9 @@ class Batch:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
-    def to_sample(self, logits: Tensor) -> Tensor:
-        """The rows of the logits to sample from: [n_logits, vocab_size] -> [n_ready, vocab_size]"""
-        return logits[self.sample_indices] if self.score_slices else logits  # else they are all of them
+    def to_sample(self, logits: Tensor) -> list[Tensor]:
+        """The rows of the logits to sample from, not copied: [n_logits, vocab_size] -> n_ready x [vocab_size]"""
+        return [logits[i] for i in self.sample_indices]
 
 
 def pad_tables(tables: list[list[int]]) -> list[list[int]]:

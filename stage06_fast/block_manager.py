@@ -1,13 +1,16 @@
 """Which blocks of the KV cache belong to which sequence: paging (Kwon et al. 2023, "PagedAttention", section 4).
 
+A *sequence* is a request, or a beam of a search: tokens that need memory. Its table lists its blocks, in order.
+
 Plain Python: the manager knows the blocks by number, and never touches their contents. It owns every block. The
 sequences that list a block in their tables hold it (`ref_counts`). A block that no sequence holds is free; if it is in
 the prefix cache, it can be found there until it is needed for something else.
 
-Prefix caching. A full block is cached in a dictionary. Its key is its tokens and the *prefix id* of the block before
-it. A prefix id is never reused, so, like a node of a trie, it stands for a whole prefix: two prefixes that end in the
-same tokens are not confused. The dictionary compares whole keys, tokens and all, after their hashes, so a hash
-collision costs time and nothing else.
+Prefix caching. A full block has a *prefix id*, which stands for all tokens up to its end, like a node of a trie. The
+block is cached in a dictionary, under its tokens and the prefix id of the block before it: so two prefixes that end in
+the same tokens are not confused. A prefix id is never reused: once a block is evicted, no look-up reaches the entries
+after it. The dictionary compares whole keys, tokens and all, after their hashes, so a hash collision costs time and
+nothing else.
 """
 
 from collections import OrderedDict
@@ -26,22 +29,8 @@ class Key(NamedTuple):
     tokens: tuple[int, ...]
 
 
-class Cached(NamedTuple):
-    """A cached block, and the prefix id for the blocks after it."""
-
-    block: int
-    prefix_id: int
-
-
-class BlockTable(NamedTuple):
-    """A sequence's blocks in order, and the prefix ids of the full ones (none without prefix caching)."""
-
-    blocks: list[int]
-    prefix_ids: list[int]
-
-
 class BlockManager:
-    """Blocks for sequences of tokens: requests, and the beams of a search.
+    """Gives sequences their blocks.
 
     A sequence gets its blocks with `allocate`, room for one more token at a time with `append`, and loses them with
     `free`. `fork` shares its blocks with another sequence, which beam search does. Before one of them writes to a
@@ -51,25 +40,28 @@ class BlockManager:
         num_blocks: how many there are.
         block_size: tokens in a block.
         enable_prefix_caching: look for blocks that were computed before.
-        watermark: the fraction of the blocks that an admission leaves free, so that running sequences can grow.
+
+    Attributes:
+        tables: the blocks of each sequence, in order.
+        ref_counts: how many tables list each block.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool, watermark: float):
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool):
         self.num_blocks, self.block_size = num_blocks, block_size
+        self.enable_prefix_caching, self._last_prefix_id = enable_prefix_caching, ROOT
         self.emit: Callable[..., None] = lambda *_, **__: None  # a trace puts its own function here
-        self.enable_prefix_caching, self.watermark_blocks = enable_prefix_caching, int(watermark * num_blocks)
-        self._next_prefix_id = ROOT + 1
         self.clear()
 
     def clear(self) -> None:
         """Free all blocks, and empty the prefix cache."""
+        self.tables: dict[Request, list[int]] = {}
         self.ref_counts = [0] * self.num_blocks
         self._free = OrderedDict.fromkeys(range(self.num_blocks))  # in the order in which they are taken
-        self._table_of: dict[Request, BlockTable] = {}
-        self._cached: dict[Key, Cached] = {}  # the prefix cache
-        self._key_of: dict[int, Key] = {}  # block -> its key in _cached
+        self._cached: dict[Key, int] = {}  # the prefix cache: the block of each key
+        self._key_of: dict[int, Key] = {}  # the key of each cached block
+        self._prefix_ids = [ROOT] * self.num_blocks  # of each full block, with prefix caching
 
-    # --- Counts and tables ------------------------------------------------------------------------------------------
+    # --- Counts and slots -------------------------------------------------------------------------------------------
 
     def num_needed(self, num_tokens: int) -> int:
         """Blocks needed for `num_tokens` tokens."""
@@ -80,30 +72,21 @@ class BlockManager:
         return len(self._free)
 
     @property
-    def holders(self) -> set[Request]:
-        return set(self._table_of)
-
-    @property
     def num_held(self) -> int:
         """How many blocks all sequences hold; a shared one counts once for each."""
-        return sum([len(table.blocks) for table in self._table_of.values()])
-
-    def block_table(self, sequence: Request) -> list[int]:
-        """The blocks of a sequence, in order. Not a copy."""
-        return self._table_of[sequence].blocks
+        return sum(map(len, self.tables.values()))
 
     def slot_mapping(self, sequence: Request, start: int, end: int) -> list[int]:
         """The slots of the positions start to end - 1 of a sequence: block * block_size + offset in the block."""
-        blocks, size = self._table_of[sequence].blocks, self.block_size
+        blocks, size = self.tables[sequence], self.block_size
         return [blocks[i // size] * size + i % size for i in range(start, end)]
 
     # --- Allocating and freeing -------------------------------------------------------------------------------------
 
     def num_blocks_to_allocate(self, sequence: Request) -> int:
-        """How many free blocks `allocate` would take, counting reused ones that nobody holds."""
-        found = self._find_cached(sequence)
-        num_new = self.num_needed(sequence.num_tokens) - len(found)
-        return num_new + sum(self.ref_counts[cached.block] == 0 for cached in found)
+        """How many free blocks `allocate` would take: all but the cached ones that other sequences hold."""
+        num_held = sum(self.ref_counts[block] > 0 for block in self._find_cached(sequence))
+        return self.num_needed(sequence.num_tokens) - num_held
 
     def allocate(self, sequence: Request) -> int:
         """Give a sequence blocks for all of its tokens.
@@ -111,35 +94,34 @@ class BlockManager:
         Returns:
             how many of its first tokens are in the cache already: never all, since the last one must be computed.
         """
-        found = self._find_cached(sequence)
-        for cached in found:
-            self._incref(cached.block)
-        blocks = [cached.block for cached in found]
-        blocks += [self._pop_free() for _ in range(self.num_needed(sequence.num_tokens) - len(found))]
-        self._table_of[sequence] = BlockTable(blocks, [cached.prefix_id for cached in found])
-        return len(found) * self.block_size
+        blocks = self._find_cached(sequence)
+        for block in blocks:
+            self._incref(block)
+        num_cached = len(blocks) * self.block_size
+        while len(blocks) < self.num_needed(sequence.num_tokens):
+            blocks.append(self._pop_free())
+        self.tables[sequence] = blocks
+        return num_cached
 
     def can_append(self, sequence: Request) -> bool:
         """Whether a sequence's last token has a slot, or there is a free block for it."""
-        return self.num_free > 0 or self.num_needed(sequence.num_tokens) <= len(self._table_of[sequence].blocks)
+        return self.num_free > 0 or self.num_needed(sequence.num_tokens) <= len(self.tables[sequence])
 
     def append(self, sequence: Request) -> None:
         """Make sure that a sequence's last token has a slot."""
-        blocks = self._table_of[sequence].blocks
-        if len(blocks) < self.num_needed(sequence.num_tokens):
-            blocks.append(self._pop_free())
+        if len(self.tables[sequence]) < self.num_needed(sequence.num_tokens):
+            self.tables[sequence].append(self._pop_free())
 
     def fork(self, parent: Request, child: Request) -> None:
         """Share a parent's blocks with a child that has the same tokens. Nothing is copied before a sequence writes."""
-        table = self._table_of[parent]
-        for block in table.blocks:
+        for block in self.tables[parent]:
             self._incref(block)
-        self._table_of[child] = BlockTable(list(table.blocks), list(table.prefix_ids))
+        self.tables[child] = list(self.tables[parent])
 
     def copy_on_write(self, sequence: Request) -> list[tuple[int, int]]:
         """Before a sequence writes to its last block: if others hold it too, give the sequence another one. Returns
         (from, to) of the blocks to copy before the step."""
-        blocks = self._table_of[sequence].blocks
+        blocks = self.tables[sequence]
         if self.ref_counts[source := blocks[-1]] == 1:
             return []
         blocks[-1] = target = self._pop_free()
@@ -149,7 +131,7 @@ class BlockManager:
 
     def free(self, sequence: Request) -> None:
         """Take back a sequence's blocks, the last one first, so that shared prefixes stay cached longest."""
-        for block in reversed(self._table_of.pop(sequence).blocks):
+        for block in reversed(self.tables.pop(sequence)):
             self._decref(block)
 
     def _pop_free(self) -> int:
@@ -157,7 +139,7 @@ class BlockManager:
         block = next(iter(self._free))
         if block in self._key_of:
             self.emit("evicted", block=block)
-            self._evict(block)
+            del self._cached[self._key_of.pop(block)]
         self._incref(block)
         return block
 
@@ -177,41 +159,35 @@ class BlockManager:
 
     # --- Prefix caching ---------------------------------------------------------------------------------------------
 
-    def cache_full_blocks(self, sequence: Request, num_computed_tokens: int) -> None:
-        """Put a sequence's full blocks into the prefix cache, even those that the coming step will fill: in each layer,
-        a step writes its keys and values before it reads any."""
-        table = self._table_of[sequence]
-        num_full = num_computed_tokens // self.block_size
-        if not self.enable_prefix_caching or num_full <= len(table.prefix_ids):
+    def cache_full_blocks(self, sequence: Request, start: int, end: int) -> None:
+        """Cache the blocks that the tokens start to end - 1 of a sequence fill, even before the step that computes
+        them: in each layer, a step writes its keys and values before it reads any."""
+        blocks, size = self.tables[sequence], self.block_size
+        full = range(start // size, end // size)
+        if not self.enable_prefix_caching or not full:
             return
         token_ids = sequence.token_ids
-        while len(table.prefix_ids) < num_full:
-            i = len(table.prefix_ids)
-            key, block = self._key(table.prefix_ids, token_ids), table.blocks[i]
-            if key not in self._cached:  # else this block is a duplicate, and not cached
-                self._cached[key] = Cached(block, self._next_prefix_id)
-                self._key_of[block] = key
-                self._next_prefix_id += 1
-            table.prefix_ids.append(self._cached[key].prefix_id)
+        for i in full:
+            parent = self._prefix_ids[blocks[i - 1]] if i else ROOT
+            key = Key(parent, tuple(token_ids[i * size : (i + 1) * size]))
+            if key not in self._cached:
+                self._last_prefix_id += 1
+                self._prefix_ids[blocks[i]] = self._last_prefix_id
+                self._cached[key], self._key_of[blocks[i]] = blocks[i], key
+            else:  # a duplicate: it is not cached, but stands for the same prefix
+                self._prefix_ids[blocks[i]] = self._prefix_ids[self._cached[key]]
 
-    def _find_cached(self, sequence: Request) -> list[Cached]:
+    def _find_cached(self, sequence: Request) -> list[int]:
         """The leading full blocks of a sequence that are cached and need not be computed."""
-        token_ids, found, prefix_ids = sequence.token_ids, [], []
-        while self.enable_prefix_caching and (len(prefix_ids) + 1) * self.block_size <= sequence.num_cacheable:
-            cached = self._cached.get(self._key(prefix_ids, token_ids))
-            if cached is None:
+        token_ids, size, found, parent = sequence.token_ids, self.block_size, [], ROOT
+        while self.enable_prefix_caching and (len(found) + 1) * size <= sequence.num_cacheable:
+            start = len(found) * size
+            block = self._cached.get(Key(parent, tuple(token_ids[start : start + size])))
+            if block is None:
                 break
-            found.append(cached)
-            prefix_ids.append(cached.prefix_id)
+            found.append(block)
+            parent = self._prefix_ids[block]
         return found
-
-    def _key(self, prefix_ids: list[int], token_ids: list[int]) -> Key:
-        """The key of the block after those with these prefix ids."""
-        start = len(prefix_ids) * self.block_size
-        return Key(prefix_ids[-1] if prefix_ids else ROOT, tuple(token_ids[start : start + self.block_size]))
-
-    def _evict(self, block: int) -> None:
-        del self._cached[self._key_of.pop(block)]
 
     # --- The invariant ----------------------------------------------------------------------------------------------
 
@@ -219,12 +195,12 @@ class BlockManager:
         """Raise RuntimeError unless each block is either free or held as often as it is counted, and the prefix cache
         and its blocks agree."""
         held = [0] * self.num_blocks
-        for table in self._table_of.values():
-            for block in table.blocks:
+        for table in self.tables.values():
+            for block in table:
                 held[block] += 1
         if held != self.ref_counts:
             raise RuntimeError(f"blocks are held {held}, but counted {self.ref_counts}")
         if sorted(self._free) != [block for block, count in enumerate(held) if count == 0]:
             raise RuntimeError(f"blocks {sorted(self._free)} are called free, but the counts are {held}")
-        if {cached.block: key for key, cached in self._cached.items()} != self._key_of:
+        if {block: key for key, block in self._cached.items()} != self._key_of:
             raise RuntimeError("the prefix cache and the keys of its blocks do not agree")

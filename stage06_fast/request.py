@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class Request:
     """A prompt and the tokens generated for it so far. `add` appends a token, and says if it was the last.
 
-    A prompt with n completions is n of these. The later ones reuse the first one's full blocks.
+    A prompt with n completions is n of these. With prefix caching, the later ones reuse the first one's full blocks.
 
     Args:
         request_id: unique within the engine; the completions of a prompt share it.
@@ -33,7 +33,8 @@ class Request:
         score_from: with params.prompt_logprobs, the index of the first prompt token that gets one.
 
     Attributes:
-        num_computed_tokens: how many tokens of the sequence have their keys and values in the cache.
+        num_computed_tokens: how many of its tokens have their keys and values in the cache, or will have them before it
+            reads them: another request of the same step may be computing them.
         num_cached_tokens: prompt tokens found in the prefix cache when it was first admitted.
         rank: its rank in the queue (number, arrival), given by the scheduler; the last running one is preempted first.
         index: which completion of its prompt it is.
@@ -41,7 +42,7 @@ class Request:
         output_token_ids: the output's tokens, including the one that ended it.
         token_times: when each output token was added, in seconds of time.perf_counter.
         logprobs: one entry per output token, if requested.
-        text: the output's text, up to a stop string.
+        text: makes the output's text, up to a stop string.
         finish_reason, stop_reason: why it ended; None until then.
         num_preemptions: how often it was preempted.
         streamed: how many tokens and characters a stream has sent so far.
@@ -120,24 +121,24 @@ class Request:
         return self.token_ids[self.num_computed_tokens : self.num_computed_tokens + num_tokens]
 
     @property
+    def next_scored(self) -> int:
+        """The position whose logits score the next prompt token; the prompt's last position if none is left."""
+        return len(self.prompt_token_ids if self.prompt_logprobs is None else self.prompt_logprobs) - 1
+
+    @property
     def num_cacheable(self) -> int:
         """How many of its first tokens may come from the prefix cache: those before the first one whose logits are
-        needed."""
-        if self.prompt_logprobs is None or len(self.prompt_logprobs) == len(self.prompt_token_ids):
-            return self.num_tokens - 1
-        return len(self.prompt_logprobs) - 1
+        needed. (There is no output before the prompt is scored.)"""
+        return self.next_scored + len(self.output_token_ids)
 
     def to_score(self, num_tokens: int) -> range:
         """The positions, among the next `num_tokens`, whose logits score the prompt token that follows."""
-        if self.prompt_logprobs is None:
-            return range(0)
-        start = max(self.num_computed_tokens, len(self.prompt_logprobs) - 1)
-        return range(start, min(self.num_computed_tokens + num_tokens, len(self.prompt_token_ids) - 1))
+        start, end = self.num_computed_tokens, self.num_computed_tokens + num_tokens
+        return range(max(start, self.next_scored), min(end, len(self.prompt_token_ids) - 1))
 
-    @property
-    def token_cost(self) -> int:
-        """How much of a step's budget each of the next tokens takes: SCORED where prompt tokens are scored, else 1."""
-        return SCORED if self.to_score(1) else 1
+    def cost(self, num_tokens: int) -> int:
+        """How much of a step's budget the next `num_tokens` take: SCORED each if they score a prompt token, else 1."""
+        return num_tokens + (SCORED - 1) * len(self.to_score(num_tokens))
 
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0

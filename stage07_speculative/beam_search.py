@@ -169,12 +169,12 @@ class BeamEngine:
             search.request.finish("abort")
         self.engine.stats.num_requests += sum(not search.request.finished for search in searches)
 
-    def step(self) -> list[Request]:
+    def step(self) -> None:
         """One forward pass over all beams that grow, and the next generation of them."""
         rows = self.schedule()
         batch = Batch.of(rows, self.block_manager, self.runner.device, block_copies=self.copies)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_beams, vocab_size]
-        return self.commit(batch, logits)
+        self.commit(batch, logits)
 
     def schedule(self) -> list[Row]:
         """All beams that grow, and as much of the prompts as the step has room for."""
@@ -187,7 +187,7 @@ class BeamEngine:
                     budget -= num_tokens
                     manager.append(beam)
                     self.copies += manager.copy_on_write(beam)
-                    manager.cache_full_blocks(beam, beam.num_computed_tokens + num_tokens)
+                    manager.cache_full_blocks(beam, beam.num_computed_tokens, beam.num_computed_tokens + num_tokens)
                     rows.append(Row(beam, num_tokens, ready=num_tokens == beam.num_new_tokens))
         return rows
 
@@ -207,12 +207,11 @@ class BeamEngine:
         self.active.append(search)
         self.scheduler.emit("admitted", beam, num_cached_tokens=beam.num_computed_tokens)
 
-    def commit(self, batch: Batch, logits: Tensor) -> list[Request]:
-        """Replace the beams by their children, which take over their blocks. Returns no requests: a caller gets nothing
-        before its search is done. logits: [n_beams, vocab_size]"""
+    def commit(self, batch: Batch, logits: Tensor) -> None:
+        """Replace the beams by their children, which take over their blocks. logits: [n_beams, vocab_size]"""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
-        self.engine.stats.count(batch, batch.ready, self.engine.kv_use())
+        self.engine.stats.count(batch, self.engine.kv_use())
         index = {beam: i for i, beam in enumerate(batch.ready)}
         for search in [search for search in self.active if search.beams[0] in index]:
             old = search.beams
@@ -227,4 +226,3 @@ class BeamEngine:
             if search.done:
                 self.scheduler.emit("finished", search.request, reason="beams")
         self.active = [search for search in self.active if not search.done]
-        return []

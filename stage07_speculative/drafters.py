@@ -166,7 +166,7 @@ class DraftModel:
             return {}
         indices, guessed, requests = zip(*rows, strict=True)
         with self.runner.thread_limit:
-            tokens = sample_rows(logits[list(indices)], list(guessed), self.runner.sampler)
+            tokens = sample_rows([logits[i] for i in indices], list(guessed), self.runner.sampler)
         return {r: token[0] for r, token in zip(requests, tokens, strict=True) if isinstance(token, tuple)}
 
     def _forward(self, new: dict[Request, list[int]]) -> Tensor:

@@ -36,7 +36,8 @@ class KVCache:
         large_pages: bool = False,
     ):
         self.block_size, self.paged_attention = block_size, paged_attention
-        # Nothing is read before it is written, so it need not be zero. A block's keys are transposed: see attention.py.
+        # No request reads a slot before it is written (`try_step` may, but its result is dropped): no need for zeros.
+        # A block's keys are transposed: see attention.py.
         make = empty if large_pages else functools.partial(torch.empty, device=device)
         self.keys = make((n_layer, num_blocks, n_head, head_dim, block_size), dtype=dtype)
         self.values = make((n_layer, num_blocks, n_head, block_size, head_dim), dtype=dtype)

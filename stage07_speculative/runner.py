@@ -91,8 +91,8 @@ class Runner:
             with self.thread_limit:
                 (self.sampler.score if self.sampler else score_prompts)(logits, batch.score_slices)
 
-    def sample(self, batch: Batch, logits: Tensor) -> list[Token | Exception]:
-        """As `sampler.sample` for each row."""
+    def sample(self, batch: Batch, logits: list[Tensor]) -> list[Token | Exception]:
+        """As `sampler.sample` for each row of the logits."""
         with self.thread_limit:
             return sample_rows(logits, batch.ready, self.sampler)
 

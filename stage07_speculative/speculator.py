@@ -5,14 +5,13 @@ The drafts go through the model in the same step as the token before them. The e
 sampler: see `Engine.step` and `Batch.verified`.
 """
 
-from .block_manager import BlockManager
 from .config import MAX_DRAFTS, EngineConfig
 from .draft_planner import DraftPlanner
 from .drafters import pick_drafter
 from .model import ModelConfig
 from .request import Request
 from .runner import Runner
-from .scheduler import Row
+from .scheduler import Row, Scheduler
 from .support.logits_processors import end_token_ids
 
 
@@ -22,7 +21,7 @@ class Speculator:
     Args:
         config: the engine's options.
         runner: of the model.
-        block_manager: gives blocks to drafts.
+        scheduler: its free blocks are for drafts, too.
         model_config, max_model_len: of the model.
 
     Attributes:
@@ -35,11 +34,12 @@ class Speculator:
         self,
         config: EngineConfig,
         runner: Runner,
-        block_manager: BlockManager,
+        scheduler: Scheduler,
         model_config: ModelConfig,
         max_model_len: int,
     ):
-        self.block_manager, self.max_num_batched_tokens = block_manager, config.max_num_batched_tokens
+        self.scheduler, self.block_manager = scheduler, scheduler.block_manager
+        self.max_num_batched_tokens = config.max_num_batched_tokens
         self.num_drafts, self.vocab_size = config.num_drafts, model_config.vocab_size
         self.drafter = pick_drafter(config, runner.device, model_config, max_model_len)
         self.planner: DraftPlanner | None = None
@@ -56,7 +56,7 @@ class Speculator:
         left = self.max_num_batched_tokens - num_tokens
         for request, draft in proposed.items():
             draft = self.truncate_at_eos(request, draft[: counts[request]])[:left]
-            if draft := draft[: self.block_manager.extend(request, len(draft))]:
+            if draft := draft[: self.block_manager.extend(request, len(draft), self.scheduler.watermark_blocks)]:
                 drafts[request], left = draft, left - len(draft)
         return drafts
 

@@ -35,17 +35,16 @@ class Engine:
                 f"got {config.max_num_batched_tokens}"
             )
         self.runner = Runner(config, self.model_config, self.checkpoint, self.max_model_len)
-        self.block_manager = BlockManager(
-            self.runner.num_blocks, config.block_size, config.enable_prefix_caching, config.watermark
-        )
+        self.block_manager = BlockManager(self.runner.num_blocks, config.block_size, config.enable_prefix_caching)
         self.scheduler = Scheduler(
             self.block_manager,
             config.max_num_seqs,
             config.max_num_batched_tokens,
             config.policy,
             config.enable_chunked_prefill,
+            config.watermark,
         )
-        self.speculator = Speculator(config, self.runner, self.block_manager, self.model_config, self.max_model_len)
+        self.speculator = Speculator(config, self.runner, self.scheduler, self.model_config, self.max_model_len)
 
     def add(self, request: Request) -> None:
         """Queue a request; one of the next steps will admit it."""
@@ -83,19 +82,20 @@ class Engine:
         """The batch of requests whose guess was right. Their blocks that are now full go into the prefix cache."""
         batch = batch.verified()
         for request in batch.ready:
-            self.block_manager.cache_full_blocks(request, request.num_tokens)
+            self.block_manager.cache_full_blocks(request, request.num_computed_tokens, request.num_tokens)
         return batch
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
-        """Count the step, and append each token to its request, or end the request if it is an error. A request that
-        has ended leaves the scheduler. Returns the requests that got a token or an error."""
+        """Append each token to its request, or end the request if it is an error. A request that has ended leaves the
+        scheduler. Count the step. Returns the requests that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
-        self.stats.count(batch, tokens, self.kv_use())
+        kv_use = self.kv_use()  # before any of them leaves
         for request, token in zip(batch.ready, tokens, strict=True):
             request.add_or_fail(token)
             if request.finished:
                 self.scheduler.remove(request)
+        self.stats.count(batch, kv_use)
         return batch.ready
 
     def restart(self, requests: list[Request]) -> None:
@@ -111,9 +111,9 @@ class Engine:
 
     def kv_use(self) -> tuple[int, int]:
         """KV cache use, in tokens: reserved, and of those, filled by running requests."""
-        manager, holders = self.block_manager, self.block_manager.holders  # requests, and beams
-        filled = sum(sequence.num_computed_tokens for sequence in holders)
-        # Only the last blocks of a sequence have unused slots, and these are its own.
+        manager = self.block_manager
+        filled = sum(sequence.num_computed_tokens for sequence in manager.tables)  # requests, and beams
+        # Shared blocks are full, so each unused slot is counted once.
         unused = manager.num_held * manager.block_size - filled
         reserved = (manager.num_blocks - manager.num_free) * manager.block_size
         return reserved, reserved - unused

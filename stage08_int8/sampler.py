@@ -1,10 +1,11 @@
 """From the logits of one sequence to its next token: processors, penalties, temperature, top-k, top-p, min-p, draw.
 
 A draw is a pure function of (seed, position), see support/philox.py: no generator keeps a state, so a request gets the
-same tokens whatever else the engine has done or is doing.
+same random numbers whatever else the engine has done or is doing.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -33,8 +34,8 @@ def sample(logits: Tensor, request: Request) -> Token | Exception:
         return error
 
 
-def sample_rows(logits: Tensor, requests: list[Request], kernel: CSampler | None) -> list[Token | Exception]:
-    """`sample` for each row, all in one call of the kernel if there is one. [n_rows, vocab_size] -> n_rows of them"""
+def sample_rows(logits: Sequence[Tensor], requests: list[Request], kernel: CSampler | None) -> list[Token | Exception]:
+    """`sample` for each row, all in one call of the kernel if there is one. n_rows x [vocab_size] -> n_rows of them"""
     if kernel is not None:
         return kernel(logits, requests)
     return [sample(row, request) for row, request in zip(logits, requests, strict=True)]

@@ -305,12 +305,12 @@ class Recorder:
         self.mark("sample")
         return logits
 
-    def commit(self, commit: Callable, *arguments: Any) -> list[Any]:
+    def commit(self, commit: Callable, *arguments: Any) -> list[Any] | None:
         self.mark("commit")
         at = len(self._events)
         updated = commit(*arguments)
         consequences, self._events[at:] = self._events[at:], []  # they follow the tokens that caused them
-        for request in updated:
+        for request in updated or ():  # a beam search returns none
             self._got_token(request)
         self._events += consequences
         return updated
@@ -411,7 +411,7 @@ class Recorder:
         rows = [row_of(r, r.num_computed_tokens, num_tokens) for r, num_tokens, _ in batch.rows]
         for row, record in zip(batch.rows, rows, strict=True):
             if self.paged:
-                record.blocks = tuple(self.engine.block_manager.block_table(row.request))
+                record.blocks = tuple(self.engine.block_manager.tables[row.request])
                 record.drafts = tuple(getattr(batch, "drafts", {}).get(row.request, ()))
             else:
                 record.slot = row.request.slot
@@ -474,7 +474,7 @@ def why_refused(scheduler: Any, was_preempted: bool) -> dict:
     if not scheduler.enable_chunked_prefill and head.num_new_tokens > left:
         return {"reason": "whole", "needed": head.num_new_tokens, "left": left}
     manager = scheduler.block_manager
-    reserve = manager.watermark_blocks if scheduler.running else 0
+    reserve = scheduler.watermark_blocks if scheduler.running else 0
     needed = manager.num_blocks_to_allocate(head)
     return {"reason": "blocks", "needed": needed, "free": manager.num_free, "reserve": reserve}
 

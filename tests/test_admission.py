@@ -38,8 +38,8 @@ class Run:
     def __init__(
         self, num_blocks, policy="fcfs", at_once=64, caching=False, budget=10_000, watermark=0.0, chunked=True
     ):
-        manager = BlockManager(num_blocks, SIZE, caching, watermark)
-        self.scheduler = Scheduler(manager, at_once, budget, policy, chunked)
+        manager = BlockManager(num_blocks, SIZE, caching)
+        self.scheduler = Scheduler(manager, at_once, budget, policy, chunked, watermark)
         self.admitted, self.preempted, self.step, self.number = {}, [], 0, 0
         self.live = []
 

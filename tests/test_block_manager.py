@@ -51,14 +51,14 @@ class Memory(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 3), caching=st.booleans())
     def start(self, num_blocks, block_size, caching):
         self.size, self.num_blocks = block_size, num_blocks
-        self.manager = self.BlockManager(num_blocks, block_size, caching, watermark=0.0)
+        self.manager = self.BlockManager(num_blocks, block_size, caching)
         self.rows = [[None] * block_size for _ in range(num_blocks)]
         self.sequences = []
 
     def compute(self, sequence, upto):
         """A step: first the copies, then the new rows are written, then all may read."""
         copies = self.manager.copy_on_write(sequence)
-        self.manager.cache_full_blocks(sequence, upto)
+        self.manager.cache_full_blocks(sequence, sequence.num_computed, upto)
         for target, rows in [(to, list(self.rows[source])) for source, to in copies]:
             self.rows[target] = rows
         for i, slot in zip(
@@ -67,7 +67,7 @@ class Memory(RuleBasedStateMachine):
             strict=True,
         ):
             block = slot // self.size
-            holders = sum(block in self.manager.block_table(other) for other in self.sequences)
+            holders = sum(block in self.manager.tables[other] for other in self.sequences)
             assert holders == 1, "a shared block is written"
             self.rows[block][slot % self.size] = tuple(sequence.token_ids[: i + 1])
         sequence.num_computed = upto
@@ -85,7 +85,7 @@ class Memory(RuleBasedStateMachine):
         assert num_cached % self.size == 0
         assert num_cached == 0 or self.manager.enable_prefix_caching
         sequence.num_computed = num_cached
-        assert len(self.manager.block_table(sequence)) == needed
+        assert len(self.manager.tables[sequence]) == needed
         self.compute(sequence, max(num_cached + 1, round(part * len(token_ids))))
 
     @precondition(lambda self: self.sequences)
@@ -96,7 +96,7 @@ class Memory(RuleBasedStateMachine):
             self.compute(sequence, len(sequence.token_ids))
             return
         sequence.token_ids.append(token)
-        shares = self.manager.ref_counts[self.manager.block_table(sequence)[-1]] > 1
+        shares = self.manager.ref_counts[self.manager.tables[sequence][-1]] > 1
         if self.manager.can_append(sequence) and (self.manager.num_free or not shares):
             self.manager.append(sequence)
             self.compute(sequence, len(sequence.token_ids))
@@ -141,7 +141,7 @@ class Memory(RuleBasedStateMachine):
     def nothing_is_lost(self):
         if hasattr(self, "manager"):
             self.manager.check_integrity()
-            held = {block for sequence in self.sequences for block in self.manager.block_table(sequence)}
+            held = {block for sequence in self.sequences for block in self.manager.tables[sequence]}
             assert len(held) + self.manager.num_free == self.num_blocks
 
 
@@ -185,22 +185,22 @@ def test_against_the_model_at_random(stage, seed):
 
 def test_blocks_are_taken_when_tokens_need_them(stage):
     """Not before, without a prefix cache, and freed blocks can be taken again."""
-    manager = stage.part("block_manager").BlockManager(3, 4, False, watermark=0)
+    manager = stage.part("block_manager").BlockManager(3, 4, False)
     a, b = Sequence(range(6)), Sequence(range(4))
     assert (manager.num_blocks_to_allocate(a), manager.allocate(a)) == (2, 0)
-    assert (len(manager.block_table(a)), manager.num_free) == (2, 1)
-    before = list(manager.block_table(a))
+    assert (len(manager.tables[a]), manager.num_free) == (2, 1)
+    before = list(manager.tables[a])
     a.token_ids.append(6)
     manager.append(a)
-    assert manager.block_table(a) == before  # its last block has room
+    assert manager.tables[a] == before  # its last block has room
     manager.allocate(b)
-    assert sorted(before + manager.block_table(b)) == [0, 1, 2]
+    assert sorted(before + manager.tables[b]) == [0, 1, 2]
     b.token_ids.append(4)
     assert (manager.can_append(a), manager.can_append(b)) == (True, False)  # A needs no block, and none is free
     manager.free(a)
     manager.append(b)
-    assert (len(manager.block_table(b)), manager.num_free) == (2, 1)
-    first, second = manager.block_table(b)
+    assert (len(manager.tables[b]), manager.num_free) == (2, 1)
+    first, second = manager.tables[b]
     assert second in before
     assert manager.slot_mapping(b, 2, 5) == [first * 4 + 2, first * 4 + 3, second * 4]
     manager.check_integrity()
@@ -208,12 +208,12 @@ def test_blocks_are_taken_when_tokens_need_them(stage):
 
 def test_a_prompt_finds_the_blocks_of_another(stage):
     """The chapter's two prompts: six tokens each, the first four the same. What they share is free after both."""
-    manager = stage.part("block_manager").BlockManager(6, 4, True, 0.01)
+    manager = stage.part("block_manager").BlockManager(6, 4, True)
     a, b = Sequence([1, 2, 3, 4, 5, 6]), Sequence([1, 2, 3, 4, 7, 8])
     assert manager.allocate(a) == 0
-    manager.cache_full_blocks(a, 6)
+    manager.cache_full_blocks(a, 0, 6)
     assert (manager.num_blocks_to_allocate(b), manager.allocate(b)) == (1, 4)
-    (head, own), (other_head, other) = manager.block_table(a), manager.block_table(b)
+    (head, own), (other_head, other) = manager.tables[a], manager.tables[b]
     assert (head == other_head, own != other, manager.num_free) == (True, True, 3)
     manager.free(b)
     assert manager.num_free == 4
@@ -232,17 +232,17 @@ def test_found_blocks_are_counted(stage):
 def test_a_prefix_id_is_never_used_again(stage):
     """A and B have the same first block. A's, which is entered, is taken for other tokens: B's second block comes after
     the old ones, not after these. (A duplicate takes no entry.)"""
-    manager = stage.part("block_manager").BlockManager(5, 4, True, 0.01)
+    manager = stage.part("block_manager").BlockManager(5, 4, True)
     a, b, others = Sequence([1, 2, 3, 4]), Sequence(range(1, 9)), Sequence(range(60, 68))
     for sequence in (a, b, others):
         manager.allocate(sequence)
     for sequence in (a, b):
-        manager.cache_full_blocks(sequence, sequence.num_tokens)
+        manager.cache_full_blocks(sequence, 0, sequence.num_tokens)
     manager.check_integrity()
     manager.free(a)
     c = Sequence([9, 9, 9, 9])
     manager.allocate(c)
-    manager.cache_full_blocks(c, 4)
+    manager.cache_full_blocks(c, 0, 4)
     manager.free(others)
     assert manager.allocate(Sequence([9, 9, 9, 9, 5, 6, 7, 8, 1])) == 4
     manager.check_integrity()
@@ -251,7 +251,7 @@ def test_a_prefix_id_is_never_used_again(stage):
 def test_a_block_that_is_not_full_can_not_be_found(stage):
     manager = make(stage, block_size=4)
     manager.allocate(first := Sequence(range(9)))
-    manager.cache_full_blocks(first, 7)
+    manager.cache_full_blocks(first, 0, 7)
     assert manager.allocate(Sequence(range(9))) == 4
 
 
@@ -259,7 +259,7 @@ def test_what_can_not_be_found_goes_first(stage):
     manager = make(stage, num_blocks=4)
     named, _ = allocate(manager, [1, 2])
     unnamed, _ = allocate(manager, [1])
-    named_block, unnamed_block = manager.block_table(named)[0], manager.block_table(unnamed)[0]
+    named_block, unnamed_block = manager.tables[named][0], manager.tables[unnamed][0]
     manager.free(named)
     manager.free(unnamed)
     taken = [manager._pop_free() for _ in range(4)]
@@ -268,13 +268,13 @@ def test_what_can_not_be_found_goes_first(stage):
 
 
 def make(stage, num_blocks=8, block_size=2, enable_prefix_caching=True):
-    return stage.part("block_manager").BlockManager(num_blocks, block_size, enable_prefix_caching, 0.0)
+    return stage.part("block_manager").BlockManager(num_blocks, block_size, enable_prefix_caching)
 
 
 def allocate(manager, token_ids):
     sequence = Sequence(token_ids)
     num_cached = manager.allocate(sequence)
-    manager.cache_full_blocks(sequence, len(token_ids))
+    manager.cache_full_blocks(sequence, num_cached, len(token_ids))
     return sequence, num_cached
 
 
@@ -283,7 +283,7 @@ def test_a_prefix_is_found_whoever_holds_it(stage):
     first, _ = allocate(manager, [1, 2, 3, 4, 5])
     second, num_cached = allocate(manager, [1, 2, 3, 4, 6, 7])
     assert num_cached == 4
-    assert manager.block_table(first)[:2] == manager.block_table(second)[:2]
+    assert manager.tables[first][:2] == manager.tables[second][:2]
     assert manager.num_free == 8 - 4
     manager.free(first)
     manager.free(second)
@@ -327,7 +327,7 @@ def test_least_recently_used_goes_first_and_tails_before_heads(stage):
     manager = make(stage, num_blocks=6)
     old, _ = allocate(manager, [1, 2, 3, 4])
     new, _ = allocate(manager, [5, 6, 7, 8])
-    old_blocks, new_blocks = list(manager.block_table(old)), list(manager.block_table(new))
+    old_blocks, new_blocks = list(manager.tables[old]), list(manager.tables[new])
     manager.free(old)
     manager.free(new)
     taken = [manager._pop_free() for _ in range(6)]
@@ -352,19 +352,19 @@ def test_copy_on_write(stage):
     for child in children:
         manager.fork(parent, child)
     assert manager.num_free == 6
-    shared, told = manager.block_table(parent)[1], []
+    shared, told = manager.tables[parent][1], []
     manager.emit = lambda kind, *_, **details: told.append((kind, details))
     made = []
     for i, sequence in enumerate([*children, parent]):
         sequence.token_ids.append(10 + i)
         manager.append(sequence)
         made += manager.copy_on_write(sequence)
-    copies = [(shared, manager.block_table(child)[1]) for child in children]
+    copies = [(shared, manager.tables[child][1]) for child in children]
     assert made == copies
     assert [details for kind, details in told if kind == "copied"] == [dict(source=s, target=t) for s, t in copies]
-    assert manager.block_table(parent)[1] == shared
-    assert len({manager.block_table(s)[1] for s in [*children, parent]}) == 3
-    assert {manager.block_table(s)[0] for s in children} == {manager.block_table(parent)[0]}
+    assert manager.tables[parent][1] == shared
+    assert len({manager.tables[s][1] for s in [*children, parent]}) == 3
+    assert {manager.tables[s][0] for s in children} == {manager.tables[parent][0]}
     manager.check_integrity()
 
 
@@ -379,12 +379,9 @@ def test_a_full_last_block_needs_no_copy(stage):
         assert manager.copy_on_write(sequence) == []
 
 
-def test_the_watermark_is_for_those_that_run(stage):
-    manager = stage.part("block_manager").BlockManager(10, 2, True, 0.2)
+def test_a_sequence_may_grow_into_the_last_block(stage):
+    manager = make(stage, num_blocks=10)
     assert [manager.num_blocks_to_allocate(Sequence(range(n))) for n in (16, 17)] == [8, 9]
-    assert (
-        manager.watermark_blocks == stage.part("block_manager").BlockManager(200, 2, True, 0.01).watermark_blocks == 2
-    )
     sequence, _ = allocate(manager, list(range(18)))
     sequence.token_ids.append(0)
     assert manager.can_append(sequence)
@@ -395,7 +392,7 @@ def test_the_integrity_check_can_fail(stage, damage):
     manager = make(stage)
     sequence, _ = allocate(manager, [1, 2, 3])
     manager.check_integrity()
-    block = manager.block_table(sequence)[0]
+    block = manager.tables[sequence][0]
     if damage == "count":
         manager.ref_counts[block] += 1
     elif damage == "free":

@@ -157,13 +157,15 @@ class FakeRequest:
         self.num_new_tokens = self.num_tokens = prompt_len
         self.slot, self.state = None, None
         self.token_ids, self.rank, self.index, self.first_scheduled_time = self.prompt_token_ids, None, 0, None
-        self.num_cacheable, self.token_cost = prompt_len - 1, 1
+        self.num_cacheable = prompt_len - 1
+
+    def cost(self, num_tokens):
+        return num_tokens
 
 
 def order_of_admission(stage, requests, policy, arrive_every=0):
     """One slot, each request runs for one step; request i arrives at step i * arrive_every."""
-    memory = [stage.part("block_manager").BlockManager(1000, 16, True, 0.01)] if stage.number >= 5 else []
-    scheduler = stage.part("scheduler").Scheduler(*memory, 1, 10_000, policy, True)
+    scheduler = stage.make_scheduler(1, 10_000, policy, num_blocks=4000)
     order, arriving, step = [], list(requests), 0
     while arriving or scheduler.running or scheduler.waiting:
         while arriving and (requests.index(arriving[0]) * arrive_every <= step):

@@ -5,6 +5,7 @@ import asyncio
 import json
 import math
 import threading
+import time
 
 import pytest
 import torch
@@ -260,6 +261,19 @@ def test_what_is_said_of_an_error(stage):
         request = stage.engine().inputs.request([1, 2], stage.SamplingParams())
         request.add_or_fail(error)
         assert (request.finish_reason, request.stop_reason) == ("error", said)
+
+
+@pytest.mark.covers("support/stats.py")
+def test_a_step_that_fails_takes_its_time_too(stage):
+    stats = stage.part("stats").Stats()
+
+    def fail():
+        time.sleep(0.001)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        stats.timing()(fail)()
+    assert stats.seconds >= 0.001
 
 
 @pytest.mark.covers("engine_loop.py")

@@ -455,18 +455,18 @@ def test_the_lever_for_blocks_works_with_any_pool(stage, num_blocks, small_check
             return longest
 
     with shown(stage, small_checkpoint, num_blocks=num_blocks, block_size=4, watermark=0.1) as app:
-        manager = app.service.engine.llm.engine.block_manager
-        reserve = manager.watermark_blocks
+        scheduler = app.service.engine.llm.engine.scheduler
+        reserve = scheduler.watermark_blocks
         assert ask(app, "/live/levers", {"num_blocks": 2}).json()["num_blocks"] == {
             "now": 2, "low": 1, "high": num_blocks
         }  # fmt: skip
-        assert manager.watermark_blocks == 0
+        assert scheduler.watermark_blocks == 0
         assert ask(app, "/v1/completions", body([1, 2], max_tokens=7)).status_code == 200
         assert blocks(app)["now"] == 2
         told = asyncio.run(go(app))
         assert blocks(app)["now"] == 8
         ask(app, "/live/levers", {"num_blocks": num_blocks})
-        assert (manager.watermark_blocks, manager.num_free) == (reserve, num_blocks)
+        assert (scheduler.watermark_blocks, scheduler.block_manager.num_free) == (reserve, num_blocks)
         (tokens,) = expected(app, [[1] * 10], 20)
         assert told == app.service.tokenizer.decode(tokens)
 

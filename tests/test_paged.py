@@ -553,14 +553,14 @@ def test_what_completions_share(stage):
 def test_how_many_tokens_may_be_found(stage, num_scored, expected):
     """All but the last; if the prompt's log-probabilities are wanted, those before the next one that needs them."""
     params = stage.SamplingParams(prompt_logprobs=None if num_scored is None else 0)
-    request = stage.make_request(params, [1, 2, 3], [4, 5])
+    request = stage.make_request(params, [1, 2, 3], [4, 5] if num_scored in (None, 3) else [])
     if num_scored is not None:
         request.prompt_logprobs.num_scored = num_scored - 1
     assert request.num_cacheable == expected
 
 
 def test_a_batch_is_made_on_its_device(stage):
-    manager = stage.part("block_manager").BlockManager(2, 4, True, 0.01)
+    manager = stage.part("block_manager").BlockManager(2, 4, True)
     request = stage.make_request(stage.SamplingParams(), [1, 2])
     manager.allocate(request)
     rows = [stage.part("scheduler").Row(request, 2, True)]

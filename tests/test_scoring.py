@@ -3,7 +3,6 @@ model, however the prompt is cut up."""
 
 import asyncio
 import copy
-import itertools
 import math
 import pickle
 
@@ -222,11 +221,12 @@ def test_one_that_can_not_be_scored_leaves_the_others(stage, small_checkpoint, m
 
     monkeypatch.setattr(llm.engine.runner, "forward", damaged)
     good = [PROMPTS[4], [t for t in PROMPTS[3] if t != bad]]
-    params = [stage.SamplingParams(max_tokens=n, prompt_logprobs=0, ignore_eos=True) for n in (0, 3, 0)]
+    params = [stage.SamplingParams(max_tokens=n, prompt_logprobs=0, ignore_eos=True) for n in (3, 3, 0)]
     outputs = llm.generate([PROMPTS[2], *good], params)
     assert [output.outputs[0].finish_reason for output in outputs] == ["error", "length", "length"]
     assert [len(output.prompt_logprobs) for output in outputs[1:]] == [len(prompt) for prompt in good]
     assert "the model's logits are not finite" in outputs[0].outputs[0].stop_reason
+    assert llm.stats.num_output_tokens == 3  # its first token was sampled, but is not part of an output
     llm.engine.scheduler.check_integrity()
     with pytest.raises(RuntimeError, match="failed: no token can be sampled"):
         llm.score([PROMPTS[2][:5]], [PROMPTS[2][5:]])
@@ -283,28 +283,43 @@ def test_a_scored_token_counts_as_several_in_the_budget(stage, small_checkpoint,
 
 
 def test_what_a_token_costs(stage):
-    """Of ten, the last is not scored. At least one fits, so that no request waits forever."""
-    memory = [stage.part("block_manager").BlockManager(8, 16, True, 0.01)] if stage.number >= 5 else []
-    scheduler = stage.part("scheduler").Scheduler(*memory, 1, 99, "fcfs", True)
+    """Of ten, the last is not scored. A step takes at least one, so that no request waits forever; and nothing is left
+    of its budget after a prompt that it cuts."""
+    scheduler = stage.make_scheduler(1, 99)
     asked = stage.SamplingParams(prompt_logprobs=0)
-    plain, scored = (stage.make_request(params, range(10)) for params in (stage.SamplingParams(), asked))
-    for manager, request in itertools.product(memory, (plain, scored)):
-        manager.allocate(request)
+    plain, scored, later = (stage.make_request(one, range(10)) for one in (stage.SamplingParams(), asked, asked))
+    later.prompt_logprobs.start = 6  # the first five are context
+    for request in (plain, scored, later):
+        if stage.number >= 5:
+            scheduler.block_manager.allocate(request)
 
     def take(request, budget):
         """How many of a request's tokens a step takes, and what is then left of its budget."""
         scheduler.budget = budget
-        return scheduler._take(request).num_tokens, scheduler.budget
+        return scheduler._take(request).num_tokens, max(0, scheduler.budget)
 
-    budgets = (1, 8, 15, 16, 80, 99)
-    assert (plain.token_cost, scored.token_cost) == (1, 8)
-    assert [take(plain, budget) for budget in budgets] == [(1, 0), (8, 0), (10, 5), (10, 6), (10, 70), (10, 89)]
-    assert [take(scored, budget) for budget in budgets] == [(1, 0), (1, 0), (1, 0), (2, 0), (10, 0), (10, 19)]
+    budgets = (1, 5, 8, 9, 16, 37, 38, 73, 74)
+    assert [request.cost(10) for request in (plain, scored, later)] == [10, 9 * 8 + 1, 5 + 4 * 8 + 1]
+    assert [take(plain, budget)[0] for budget in budgets] == [1, 5, 8, 9, 10, 10, 10, 10, 10]
+    assert [take(scored, budget)[0] for budget in budgets] == [1, 1, 1, 2, 2, 5, 5, 10, 10]
+    assert [take(later, budget)[0] for budget in budgets] == [1, 5, 6, 6, 7, 9, 10, 10, 10]
+    assert [take(later, budget)[1] for budget in budgets] == [0, 0, 0, 0, 0, 0, 0, 35, 36]
     scored.prompt_logprobs.num_scored, scored.num_computed_tokens = 9, 9
-    assert scored.token_cost == 1
     assert take(scored, 1) == (1, 0)
     scored.num_computed_tokens = 0  # it was preempted: what is computed once more is not scored again
-    assert scored.token_cost == 1
+    assert scored.cost(10) == 10
+
+
+def test_a_short_context_makes_no_step_longer(stage, small_checkpoint):
+    """A step whose first token is not scored has no more scored ones than another."""
+    SCORED = stage.part("scoring").SCORED
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=3 * SCORED)
+    steps, schedule = [], llm.engine.scheduler.schedule
+    llm.engine.scheduler.schedule = lambda: steps.append(schedule()) or steps[-1]
+    llm.score([PROMPTS[3][:2]], [PROMPTS[3][2:]])
+    rows = [row.num_tokens for (row,) in steps]
+    assert rows[0] == 1 + 3  # the context's last token scores the first after it
+    assert max(rows[1:]) == 3
 
 
 def test_a_scored_prompt_that_may_not_be_cut(stage, small_checkpoint, reference):

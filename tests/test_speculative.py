@@ -262,10 +262,10 @@ def test_no_guess_is_ever_findable(stage, small_checkpoint):
     manager, entered = llm.engine.block_manager, []
     cache = manager.cache_full_blocks
 
-    def watched(sequence, num_computed_tokens):
-        assert num_computed_tokens <= sequence.num_tokens
-        entered.append(num_computed_tokens)
-        cache(sequence, num_computed_tokens)
+    def watched(sequence, start, end):
+        assert start < end <= sequence.num_tokens
+        entered.append(end)
+        cache(sequence, start, end)
 
     manager.cache_full_blocks = watched
     llm.generate([prompt], params)
@@ -313,7 +313,7 @@ def test_in_a_pool_that_is_too_small(stage, small_checkpoint, num_blocks):
         done |= {int(output.request_id): told(output) for output in llm.step() if output.finished}
         llm.engine.scheduler.check_integrity()
         for request in llm.engine.scheduler.running:  # what was guessed has no room any more
-            table = llm.engine.block_manager.block_table(request)
+            table = llm.engine.block_manager.tables[request]
             assert len(table) == llm.engine.block_manager.num_needed(request.num_computed_tokens)
     assert [done[i] for i in range(4)] == expected
     assert llm.stats.num_preemptions > 0 or num_blocks == 14
@@ -592,7 +592,7 @@ def test_auto_knows_who_has_guesses(stage, small_checkpoint, monkeypatch):
     for request in requests:
         request.output_token_ids.append(5)
     replace_drafter(speculator, lambda request, count: [7] * count if request is requests[2] else [])
-    monkeypatch.setattr(speculator.block_manager, "extend", lambda request, number: number)
+    monkeypatch.setattr(speculator.block_manager, "extend", lambda request, number, reserve: number)
     drafts = speculator.draft([SimpleNamespace(request=request, num_tokens=1, ready=True) for request in requests])
     assert list(drafts) == [requests[2]]
     assert 1 <= len(drafts[requests[2]]) < min(shared.values())
@@ -603,7 +603,7 @@ def test_drafts_take_what_is_left_of_a_step(stage, small_checkpoint, monkeypatch
     """What is left of its tokens and of the blocks. Only decoding requests get drafts."""
     speculator = engine_with(stage, small_checkpoint, lambda _, count: [7] * count, num_drafts=3).engine.speculator
     monkeypatch.setattr(speculator, "max_num_batched_tokens", 8)
-    monkeypatch.setattr(speculator.block_manager, "extend", lambda _, number: min(number, num_places))
+    monkeypatch.setattr(speculator.block_manager, "extend", lambda request, number, reserve: min(number, num_places))
     first, begins, goes_on, last = requests_of(stage, 4)
     begins.output_token_ids.clear()
     rows = [SimpleNamespace(request=one, num_tokens=1, ready=one is not goes_on) for one in (first, begins, goes_on)]

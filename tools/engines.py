@@ -69,8 +69,8 @@ class Stage(stages.Stage):
         original = getattr(where, name)
 
         def spy(logits, requests, *how):
-            rows = requests if self.number >= 6 else [requests]
-            for row, request in zip(logits.reshape(len(rows), logits.shape[-1]), rows, strict=True):
+            rows = zip(logits, requests, strict=True) if self.number >= 6 else [(logits, requests)]
+            for row, request in rows:
                 records[key(request)] = row.clone()
             return original(logits, requests, *how)
 
@@ -94,6 +94,14 @@ class Stage(stages.Stage):
         )
         request.output_token_ids.extend(output_token_ids)
         return request
+
+    def make_scheduler(self, max_num_seqs, budget, policy="fcfs", chunked=True, num_blocks=100, caching=False):
+        """From stage 5 on with a pool of blocks of 4, and no watermark."""
+        Scheduler = self.part("scheduler").Scheduler
+        if self.number < 5:
+            return Scheduler(max_num_seqs, budget, policy, chunked)
+        manager = self.part("block_manager").BlockManager(num_blocks, 4, caching)
+        return Scheduler(manager, max_num_seqs, budget, policy, chunked, watermark=0)
 
     @functools.cache  # noqa: B019 (as above)
     def tokenizer(self, directory: Path = TINYTALES):

@@ -4,8 +4,8 @@ now, with the new lines marked, and a few sentences.
     python tools/walk.py     # say what is wrong with the stops; exit 1 if anything is
 
 docs/site/walks/ has a file for each stage but the first: an `intro`, and `stops` with a `title`, the `code` (a file and
-some of its functions or classes, named as in the chapters' marks) and what it `says`. docs/site/extensions/walks.py makes
-the pages.
+some of its functions or classes, named as in the chapters' marks) and what it `says`. The site's extensions/walks.py
+makes the pages.
 """
 
 import difflib

@@ -24,8 +24,10 @@ class Stats:
     def timing(self) -> Iterator[None]:
         """Add the time of this block."""
         start = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - start
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
 
     def count(self, batch: Any, requests: list[Any]) -> None:
         """Count a step: its batch, and the requests that got a token or failed."""

@@ -74,7 +74,7 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
         self.logprobs, self.num_scored = np.empty(shape, np.float64), 0
 
     def extend(self, *columns: Tensor) -> None:
-        """Add the next tokens: ids, log-probabilities and ranks, each [n, at least 1 + count]."""
+        """Add the next tokens: ids, log-probabilities and ranks, each [n, 1 + count]; further columns are ignored."""
         end = self.num_scored + len(columns[0])
         for array, column in zip((self.token_ids, self.logprobs, self.ranks), columns, strict=True):
             array[self.num_scored : end] = column[:, : array.shape[1]].numpy()

@@ -34,17 +34,18 @@ class CSampler:
         self._used: weakref.WeakKeyDictionary[Any, array] = weakref.WeakKeyDictionary()  # each request's tokens
 
     def __call__(
-        self, logits: Tensor, requests: Sequence[Any]
+        self, logits: Sequence[Tensor], requests: Sequence[Any]
     ) -> list[tuple[int, dict[int, Logprob] | None] | Exception]:
         """The next token of each request, with its log-probabilities if requested, or its error.
 
-        logits: [n_rows, vocab_size] float32, a row per request
+        logits: a row per request, [vocab_size] float32
         """
-        logits, vocab_size = logits.contiguous(), logits.shape[-1]
-        rows, kept, errors = (Row * len(requests))(), [], {}
-        base = address(logits, torch.float32)
+        if not requests:
+            return []
+        logits = [row.contiguous() for row in logits]
+        rows, kept, errors, vocab_size = (Row * len(requests))(), [], {}, len(logits[0])
         for i, request in enumerate(requests):
-            params, raw = request.params, base + 4 * i * vocab_size
+            params, raw = request.params, address(logits[i], torch.float32)
             processed, at = None, raw
             if is_processed(request):
                 processed = logits[i].clone()

@@ -56,14 +56,15 @@ class Stats:
     def timing(self) -> Iterator[None]:
         """Add the time of this block."""
         start = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - start
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
 
-    def count(self, batch: Any, tokens: list[Any], kv_use: tuple[int, int]) -> None:
-        """Count a step: its batch, a token or an error for each request of `batch.ready`, and how many tokens of the KV
-        cache are reserved and used."""
-        made = zip(batch.ready, tokens, strict=True)
-        self.num_output_tokens += sum(r.max_tokens > 0 and not isinstance(token, Exception) for r, token in made)
+    def count(self, batch: Any, kv_use: tuple[int, int]) -> None:
+        """Count a step: its batch, whose ready requests have got a token or failed, and how many tokens of the KV cache
+        are reserved and used."""
+        self.num_output_tokens += sum(r.max_tokens > 0 and r.finish_reason != "error" for r in batch.ready)
         self.num_forwards += batch.num_tokens > 0  # else its tokens went through the model as drafts
         self.num_tokens_computed += batch.num_tokens
         self.kv_tokens_reserved += kv_use[0] * (batch.num_tokens > 0)

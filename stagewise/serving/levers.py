@@ -78,7 +78,7 @@ class Levers:
     @property
     def _num_held(self) -> int:
         try:
-            return len(self.core.block_manager.block_table(self._held))
+            return len(self.core.block_manager.tables[self._held])
         except KeyError:  # after an interrupted step all blocks are free, including these
             return 0
 
@@ -87,7 +87,7 @@ class Levers:
         manager = self.core.block_manager
         if self._num_held:
             manager.free(self._held)
-        manager.watermark_blocks = int(self.llm.config.watermark * num_blocks)
+        self.core.scheduler.watermark_blocks = int(self.llm.config.watermark * num_blocks)
         if num_held := manager.num_blocks - num_blocks:
             self._preempt_until(lambda: manager.num_free >= num_held)
             self._held = HeldBack(num_held * manager.block_size)

@@ -1,6 +1,6 @@
 """Make the bundled checkpoints: stagewise/models/tinytales, a small GPT-2 that writes short tales, and
-stagewise/models/tinytales-draft, a far smaller one of the same vocabulary, trained on the same tales, which guesses what
-the first is about to write.
+stagewise/models/tinytales-draft, a far smaller one of the same vocabulary, trained on the same tales, which guesses
+what the first is about to write.
 
     cd stagewise/models/training
     python train_tinytales.py generate 3    # print three tales of the grammar that it learns from
@@ -47,7 +47,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
 from tale_check import lexicon, slips  # noqa: E402
 from tale_grammar import (  # noqa: E402
     ANIMALS,
