@@ -2,8 +2,8 @@
 
 Sphinx and MyST care for links between Markdown files. Here, a link to a source file or a folder leads to the page that
 shows it (extensions/sources.py makes those pages); a linked trace (docs/examples/traces) is a replay, made when the
-site is built, and shown in the chapter below the paragraph that links to it. Pictures from the network become their words:
-reading fetches nothing.
+site is built, and shown in the chapter below the paragraph that links to it. Pictures from the network become their
+words: reading fetches nothing.
 """
 
 import functools
