@@ -88,7 +88,8 @@ class EngineLoop(Worker):
 
     def abort(self, requests: Iterable[Request]) -> None:
         """End these requests now, unless they have already finished. Never blocks."""
-        if requests := list(requests):
+        requests = list(requests)
+        if requests and not self.ended:
             self.send(lambda: self._abort(requests))
 
     def close(self, *, abort: bool = False) -> None:

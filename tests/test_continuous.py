@@ -166,6 +166,8 @@ class FakeRequest:
 def order_of_admission(stage, requests, policy, arrive_every=0):
     """One slot, each request runs for one step; request i arrives at step i * arrive_every."""
     scheduler = stage.make_scheduler(1, 10_000, policy, num_blocks=4000)
+    for request in requests:
+        request.rank = None
     order, arriving, step = [], list(requests), 0
     while arriving or scheduler.running or scheduler.waiting:
         while arriving and (requests.index(arriving[0]) * arrive_every <= step):

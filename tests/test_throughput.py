@@ -627,25 +627,31 @@ def test_the_race_is_that_of_the_committed_result():
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     name = re.search(r"<!-- throughput: bench/results/(\w+)\.json ladder -->", page)[1]
     result = json.loads((results / f"{name}.json").read_text())
-    assert f"](bench/results/{name}.svg)" in page
-    picture = (results / f"{name}.svg").read_text(encoding="utf-8")
-    assert picture == race.svg(result), "python -m bench.report --write"
-    assert len(picture) < 40_000
+    for picture, form in ((f"{name}.svg", race.WIDE), (f"{name}-narrow.svg", race.NARROW)):
+        assert f'="bench/results/{picture}"' in page
+        text = (results / picture).read_text(encoding="utf-8")
+        assert text == race.svg(result, form), "python -m bench.report --write"
+        assert len(text) < 40_000
     assert [run["engine"] for run in result["summary"]] == list(IDEAS)
 
 
-def test_a_race():
+@pytest.mark.parametrize("form", [race.WIDE, race.NARROW])
+def test_a_race(form):
     """Each cell is uncovered when its request's first token comes; the run in the middle of three counts."""
     runs = [{"engine": "stage01_single", "seconds": n, "ttft": [n, 1.0, n / 2, n / 2]} for n in (8.0, 6.0, 40.0)]
-    picture = race.svg({"runs": runs, "requests": 4, "machine": {"threads": 2}})
+    picture = race.svg({"runs": runs, "requests": 4, "machine": {"threads": 2}}, form)
+    width = form.cells
     assert ">1 one at a time<" in picture
     assert ">8.0 s<" in picture
     moves = re.search(r"@keyframes c0 \{ (.*) \}", picture)[1]
-    assert moves == (  # 12 seconds, the pause included; a cell is 120 pixels wide
-        "0%{transform:none}8.33%{transform:translateX(120px)}33.33%{transform:translateX(360px)}"
-        "66.67%{transform:translateX(480px)}100%{transform:translateX(480px)}"
+    assert moves == (  # 14 seconds, the pause included
+        f"0%{{transform:none}}7.14%{{transform:translateX({width / 4:g}px)}}"
+        f"28.57%{{transform:translateX({width * 3 / 4:g}px)}}"
+        f"57.14%{{transform:translateX({width:g}px)}}100%{{transform:translateX({width}px)}}"
     )
-    assert 'class="cover" width="480" height="20" transform="translate(120)"' in picture  # at rest: after a second
+    # at rest: after two seconds
+    assert f'class="cover" width="{width}" height="20" transform="translate({width / 4:g})"' in picture
+    assert ">1 of 4<" in picture
 
 
 def test_the_front_page_says_how_it_compares_with_vllm():
