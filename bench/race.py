@@ -44,7 +44,7 @@ class Form:
 
 
 WIDE = Form(width=732, left=166, row=33, narrow=False)
-NARROW = Form(width=360, left=MARGIN, row=46, narrow=True)  # an engine's name is above its cells
+NARROW = Form(width=360, left=MARGIN, row=39, narrow=True)  # an engine's name is above its cells
 
 
 def race(result: dict) -> list[tuple[str, list[float], float]]:
@@ -70,12 +70,12 @@ def row(form: Form, top: int, number: int, engine: tuple[str, list[float], float
     name, first_tokens, end = engine
     y, total, width = top + number * form.row, len(first_tokens), form.cells
     cell, lit = width / total, answered(first_tokens)
-    bars = y + 20 if form.narrow else y
+    bars = y + 17 if form.narrow else y
     stops = {f"{100 * at / seconds:.2f}%": count for count, at in enumerate(first_tokens, 1)}  # the last one counts
     moves = "".join(f"{at}{{transform:translateX({count * cell:g}px)}}" for at, count in stops.items())
     behind = f'x="{form.left + width + 10}" y="{bars + 15}"'
     shapes = f"""
-  <text x="{MARGIN}" y="{y + (13 if form.narrow else 15)}">{number + 1} {name}</text>
+  <text x="{MARGIN}" y="{y + (12 if form.narrow else 15)}">{number + 1} {name}</text>
   <svg x="{form.left}" y="{bars}" width="{width}" height="{BAR}">
   <rect width="{width}" height="{BAR}" fill="url(#cells)"/>
   <rect id="c{number}" class="cover" width="{width}" height="{BAR}" transform="translate({lit * cell:g})"/></svg>

@@ -124,12 +124,12 @@ def links(name: str, chapter: str) -> list[tuple[str, str]]:
     package = chapter.partition("/")[0]
     return [
         (
-            f"../../{chapter.replace('.md', '.html')}",
+            f"../../../{chapter.replace('.md', '.html')}",
             f"Read the chapter: stage {list(IDEAS).index(package) + 1}, {IDEAS[package]}",
         ),
         (f"{following}.html", f"Next story: {following.replace('_', ' ')}"),
-        ("../../stagewise/replay/README.html", "All stories"),
-        ("../../README.html", "The project: eight engines, built one idea at a time"),
+        ("../../../stagewise/replay/README.html", "All stories"),
+        ("../../../README.html", "The project: eight engines, built one idea at a time"),
     ]
 
 

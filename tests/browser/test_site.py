@@ -137,7 +137,7 @@ def test_folds_are_all_there(texts, site):
 
 
 def test_chapters_show_the_replays_they_link_to(texts, site):
-    linked = re.compile(r"\]\(\.\./examples/traces/(\w+)\.jsonl")
+    linked = re.compile(r"\]\(\.\./docs/examples/traces/(\w+)\.jsonl")
     shown = re.compile(r'<iframe src="[^"]*/(\w+)\.html"')
     chapters = {path: set(linked.findall(path.read_text(encoding="utf-8"))) for path in documents()}
     assert any(chapters.values())
@@ -465,7 +465,7 @@ def test_a_walk_needs_no_script(texts, site, stage):
 def test_walks_are_linked(texts, site):
     for stage in list(STAGES)[1:]:
         assert f'class="walk-link"><a href="../walks/{stage}.html"' in texts[site / stage / "README.html"]
-        assert f'href="../walks/{stage}.html"' in texts[site / "docs/site/differences.html"]
+        assert f'href="../../walks/{stage}.html"' in texts[site / "docs/site/differences.html"]
     assert 'href="docs/site/differences.html"' in texts[site / "index.html"]
 
 

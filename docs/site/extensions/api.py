@@ -89,7 +89,7 @@ def source_address(domain: str, info: dict) -> str | None:
         path, line = inspect.getsourcefile(thing), inspect.getsourcelines(thing)[1]
     except TypeError:  # a plain attribute
         return None
-    return f"../{Path(path).resolve().relative_to(ROOT).as_posix()}.html#L-{line}"
+    return f"../../{Path(path).resolve().relative_to(ROOT).as_posix()}.html#L-{line}"
 
 
 def show_examples(app: Sphinx, what: str, name: str, obj: object, options: dict, lines: list[str]) -> None:
