@@ -136,10 +136,6 @@ ABLATION = (
     ("both per group of 32", 32, 32, EVERY),
     *((f"stage 8's, only `{kind}`", "channel", "channel", frozenset({kind})) for kind in KINDS),
 )
-BRIEF = (
-    "weights: a scale per tensor", "weights: per output channel", "weights per channel, activations per token: stage 8",
-    "both per group of 32", "stage 8's, only `mlp.c_proj`",
-)  # fmt: skip
 
 
 def rounded(x: Any, scales: str | int | None) -> Any:
@@ -315,10 +311,9 @@ def without_tales(row: dict) -> dict:
 
 
 def table(result: dict, part: str = "all") -> str:
-    """What each engine's number formats cost ("engines"), and what each part of int8 costs ("brief": only the rows in
-    BRIEF), with captions."""
+    """What each engine's number formats cost ("engines"), and what each part of int8 costs ("parts"), with captions."""
     tables = [engines_table(result)] * (part in ("all", "engines"))
-    tables += [ablation_table(result, part == "brief")] * (part != "engines")
+    tables += [ablation_table(result)] * (part != "engines")
     return "\n\n".join(made for made in tables if made)
 
 
@@ -350,24 +345,20 @@ def row_cells(row: dict, exact: bool) -> list[str]:
     ]
 
 
-def ablation_table(result: dict, brief: bool = False) -> str:
+def ablation_table(result: dict) -> str:
     if not result.get("ablation"):
         return ""
     titles = ["rounded to int8", "bits per byte", "increase over float32", "same best token", "KL, nats"]
-    rows = [
-        [row["what"], *row_cells(row, row["what"] == "float32")]
-        for row in result["ablation"]
-        if not brief or row["what"] in BRIEF
-    ]
+    rows = [[row["what"], *row_cells(row, row["what"] == "float32")] for row in result["ablation"]]
     alone = {row["what"].split("`")[1]: row["kl"] for row in result["ablation"] if "only `" in row["what"]}
     kind = max(alone, key=lambda name: alone[name], default="")
     own = [one for one in result["outliers"] if one["matrix"].endswith(kind)]
     worst = max(own, key=lambda one: one["largest"] / one["median"])
     costs_most = f"`{kind}` costs the most by itself. Its activations" if kind else "Activations"
-    of_128 = "" if brief else "Only in `mlp.c_proj` is a row longer than a group of 128. "
     return grid(titles, rows) + (
-        f"\n\nSimulated in torch with stage 1's modules, {result['simulated']} held-out tales. {of_128}"
-        f"{costs_most} spread most in `{worst['matrix']}`: the largest number is {worst['largest']:.3g} in column "
+        f"\n\nSimulated in torch with stage 1's modules, {result['simulated']} held-out tales. Only in "
+        f"`mlp.c_proj` is a row longer than a group of 128. {costs_most} "
+        f"spread most in `{worst['matrix']}`: the largest number is {worst['largest']:.3g} in column "
         f"{worst['column']}, {worst['second']:.3g} in the second-largest column, and {worst['median']:.3g} in the "
         "median one."
     )

@@ -48,10 +48,6 @@ class Engine:
             request.finish("abort")
         self.scheduler.remove(request)
 
-    @property
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting)
-
     def step(self) -> list[Request]:
         """One forward pass over the rows that the scheduler picks. Each request whose tokens are now all computed
         (it is ready) gets its next one."""

@@ -2,7 +2,7 @@
 
 This is continuous batching seen from outside: a request may come at any time and from any thread, and joins the others
 at the next step. A caller puts a command into the engine's queue, and waits for its results in another queue. Only the
-engine's thread touches the engine and knows who waits for which request, so nothing here needs a lock.
+engine's thread uses the engine and `callbacks`, so nothing here needs a lock.
 """
 
 import contextlib

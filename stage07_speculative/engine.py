@@ -56,10 +56,6 @@ class Engine:
             request.finish("abort")
         self.scheduler.remove(request)
 
-    @property
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting)
-
     def step(self) -> list[Request]:
         """One forward pass over the rows that the scheduler picks, and over the drafts that follow them. A request
         whose tokens are now all computed is ready, and gets its next one. If that token was guessed, the logits after

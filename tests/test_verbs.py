@@ -172,7 +172,7 @@ def test_forward_goes_on_from_the_cache(stage, small_checkpoint, theirs):
 
 @on(1, 2, 4)
 def test_commit(stage, small_checkpoint):
-    """Each request that has not ended gets its token, or its error, and may end; those that got something are returned.
+    """Each unfinished request gets its token or its error, and may end; these requests are returned.
     The step is counted; in stage 4 with the memory of the requests that end."""
     core, of = core_of(stage, small_checkpoint), stage.part("batch").Batch.of
     requests, ended = [make(stage, A, max_tokens=1), make(stage, B)][: 1 if stage.number == 1 else 2], make(stage, B)

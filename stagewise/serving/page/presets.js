@@ -257,6 +257,6 @@ class Presets {
     if (!run.isFound) this.say(run.preset.name, `${run.plan.look} It did not happen this time: press the button again.`);
     const moved = Object.entries(this.before ?? {}).filter(([name]) => wanted[name] === run.plan.levers[name]);
     this.before = null;
-    if (moved.length) moveLevers(Object.fromEntries(moved)); // those that nobody has moved since
+    if (moved.length) moveLevers(Object.fromEntries(moved)); // unless the user has moved them
   }
 }
