@@ -96,10 +96,10 @@ def last_token(model: str = "gpt2", prompt: int = 4, tokens: int = 200, repeat: 
     return Outcome(
         [positions, long / short],
         [
-            f"The first pass takes {lengths[0]} places through the model, number {tokens} takes {lengths[1]:,}. "
+            f"The first pass computes {lengths[0]} tokens, number {tokens} computes {lengths[1]:,}. "
             f"That is {positions:.1f} times the arithmetic.",
             f"They took {1e3 * short:.1f} and {1e3 * long:.1f} ms. Each pass also reads all weights, "
-            f"{megabytes:,.0f} MB, once, for however many places. A short pass waits for these bytes and its "
+            f"{megabytes:,.0f} MB, once, for however many tokens. A short pass waits for these bytes and its "
             "arithmetic is nearly free; a long pass waits for its arithmetic. So time grows more slowly than work, "
             "until arithmetic takes all of it.",
         ],
@@ -482,9 +482,9 @@ EXPERIMENTS = (
         "prompt 4 tokens, the output 200.",
         (
             Question(
-                "A place is room for one token in a forward pass. How many times as many places does the 200th token's "
-                "pass compute as the first token's?",
-                "places",
+                "The pass for the first token computes 4 tokens, the prompt. How many times as many tokens does the "
+                "pass for the 200th compute?",
+                "tokens",
                 "times as many",
             ),
             Question("How many times as long does the 200th token take as the first?", "time", "times as long"),

@@ -1,5 +1,6 @@
 """The command `stagewise`, and `python -m stagewise`. A command's modules are imported when it runs."""
 
+import difflib
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -61,7 +62,9 @@ def main() -> NoReturn:
         print(f"stagewise {__version__}")
         sys.exit(0)
     if command not in COMMANDS:
-        print(f"{prog}: error: there is no command {command!r}: {', '.join(COMMANDS)}", file=sys.stderr)
+        close = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"is {close[0]} meant?" if close else f"there are {', '.join(COMMANDS)}"
+        print(f"{prog}: error: there is no command {command!r}; {hint}", file=sys.stderr)
         sys.exit(2)
     try:
         status = run(command, argv, f"{prog} {command}")

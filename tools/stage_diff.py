@@ -13,6 +13,7 @@ only names the files that are new or changed. The code that a README shows is be
 import argparse
 import ast
 import difflib
+import os
 import re
 import sys
 import textwrap
@@ -178,4 +179,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # a pager was closed before the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

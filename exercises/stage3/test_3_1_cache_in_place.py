@@ -19,17 +19,6 @@ def same(got, expected, case):
     assert_close(got, expected, rtol=0, atol=0, msg=lambda text: f"{case}: {text}")
 
 
-def test_one_layer_after_another(work):
-    """Each layer writes to the same columns: only `advance` moves `length`."""
-    cache = work.Cache(**SIZES)
-    for layer in (0, 1, 2, 0):
-        keys, values = cache.update(layer, *new(3, 100))
-        assert (list(keys.shape), list(values.shape)) == ([2, 2, 3, 4], [2, 2, 3, 4]), f"of layer {layer}"
-        assert cache.length == 0
-    cache.advance(3)
-    assert cache.length == 3
-
-
 def test_all_columns(work):
     """`update` returns the keys and values of all length + n_new columns, in order."""
     cache = work.Cache(**SIZES)
@@ -56,6 +45,20 @@ def test_views(work):
         assert len({step[i].data_ptr() for step in steps}) == 1, f"the {name} are at a new address at some step"
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in steps[-1]}
     assert sum(storages.values()) <= 4 * 3 * 2 * 2 * 2 * 12 * 4, "bytes for more columns than max_len"
+
+
+def test_one_layer_after_another(work):
+    """Each layer writes to the same columns: only `advance` moves `length`. A second update of a layer in the same step
+    overwrites the first."""
+    cache = work.Cache(**SIZES)
+    for layer in (0, 1, 2, 0):
+        keys, values = cache.update(layer, *new(3, 100))
+        assert (list(keys.shape), list(values.shape)) == ([2, 2, 3, 4], [2, 2, 3, 4]), (
+            f"of layer {layer}, updated again" if layer == 0 else f"of layer {layer}"
+        )
+        assert cache.length == 0
+    cache.advance(3)
+    assert cache.length == 3
 
 
 def test_two_caches(work):

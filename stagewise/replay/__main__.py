@@ -46,9 +46,9 @@ def check_output(path: Path, traces: list[Path]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    traces = [trace for path in args.traces for trace in read_traces(path)]
     if args.output is None and not args.open:
         raise ValueError("say where the page goes: -o FILE.html, or --open")
-    traces = [trace for path in args.traces for trace in read_traces(path)]
     if len(traces) > MOST_TRACES:
         raise ValueError(f"at most {MOST_TRACES} runs, got {len(traces)}")
     story = story_of(args.traces[0], traces) if len(args.traces) == 1 else None

@@ -152,7 +152,7 @@ function isPrefill(replay, row) {
 /** The engine at rest. */
 function restInWords(state) {
   const there = [...state.completions.values()].filter(({ status }) => status !== "gone");
-  if (!there.length) return "Nothing has run yet.";
+  if (!there.length) return "Nothing has run since this page was opened.";
   if (there.some(({ status }) => status !== "finished")) return "Nothing is computed: the engine is at rest.";
   const number = new Set(there.map(({ id }) => id)).size;
   const who = number === 1 ? "The request" : `All ${number.toLocaleString("en")} requests`;
