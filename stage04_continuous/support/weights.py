@@ -87,8 +87,8 @@ def find_model(model: str, load_format: str) -> Path:
     directory = BUNDLED.parent / model if model in BUNDLED_NAMES else Path(model)
     if not directory.exists():
         names = ", ".join([*BUNDLED_NAMES, *HUB_SIZES])
-        bundled = ", which comes with the repository of these stages" if model in BUNDLED_NAMES else ""
-        raise ValueError(f"model {model!r}: there is no directory {directory}{bundled}; the named models are {names}")
+        where = ", which comes with the repository" if model in BUNDLED_NAMES else ""
+        raise ValueError(f"model {model!r}: there is no directory {directory}{where}; give a GPT-2's or one of {names}")
     if model not in BUNDLED_NAMES and not is_converted(directory):
         raise ValueError(f"{directory} is not in the layout that a stage reads; {convert_hint(directory)}")
     return directory
