@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stagewise import batch_file, score
-from stagewise import dataset as datasets
+from stagewise import score
 from stagewise.dataset import Columns, check_columns, read_dataset
 from tests.adapter import ROOT, STAGES
 from tests.test_batch_file import QUICK, read_results
@@ -91,66 +90,44 @@ def test_every_format_in_every_packing_and_encoding(tmp_path, name):
             assert [json.loads(row) for _, row in read_dataset(str(path)).rows] == ROWS, (name, ending)
 
 
+JSONL = lines(ROWS).encode()
 SPOILED = {
-    "in.jsonl": (
-        "question,answer\n1,2\n",
-        "is not JSON lines (line 1: not JSON: Expecting value at column 1); names of other ",
-    ),
+    "in.jsonl": ("question,answer\n1,2\n", "is not JSON lines (line 1: not JSON: Expecting value at column 1); names "),
     "list.jsonl": ('"a"\n"b"\n', "is not JSON lines (line 1 is a JSON str, not an object)"),
+    "indented.jsonl": (json.dumps(ROWS[0], indent=1) * 2, "write each on one line, as `jq -c . FILE` does"),
+    "messages.jsonl": (lines([{"messages": []}]), "has no column 'prompt': name another with --prompt-column"),
+    "numbers.jsonl": (lines([{"prompt": 5}, {"prompt": {}}]), "no line can be run; line 1: prompt must be a string"),
+    "gsm8k.jsonl": (lines([{"question": "1 + 1?", "answer": "2"}]), "-prompt-template; it has 'question', 'answer'"),
     "in.json": ('[{"prompt": "a"},', "is not a JSON array: "),
+    "indented.json": ('{\n "prompt": "a",\n}', "is not a JSON object: Expecting property name enclosed in double quo"),
     "twice.json": ('[{"prompt": "a", "prompt": "b"}]', "the key 'prompt' appears twice"),
     "several.json": ('{"train": [{"prompt": "a"}], "test": [{"prompt": "a"}]}', "has several lists (train, test)"),
+    "pandas.json": ('{"prompt": {"0": "A fox"}}', 'rows, with to_json(FILE, orient="records", lines=True)'),
+    "page.json": ("<!DOCTYPE html>\n<html>", "is a web page: download the file that it shows"),
     "in.csv": ("prompt,n\na,1,2\n", "the row that ends in line 2 has 3 fields, the header 2"),
     "quote.csv": ('prompt\n"a\n', "can't be read as a table: unexpected end of data"),
     "names.csv": ("a,a\n1,2\n", "two columns are named 'a' in its first line, which has the columns' names"),
-    "semicolons.csv": ('"prompt";"n"\nA fox, red;2\n', "';' separates its columns: save it with commas as .csv, with "),
+    "headless.csv": ("A fox,red\nA hen,blue\n", "it has 'A fox', 'red' (its first line; if these are values, put the"),
+    "semicolons.csv": ('"prompt";"n"\nA fox, red;2\n', "';' separates its columns: save it with commas as .csv"),
     "tabs.csv": ("prompt\tn\n", r"'\t' separates its columns"),
     "commas.tsv": ("prompt,n\n", "',' separates its columns"),
-    "headless.csv": (
-        "A fox,red\nA hen,blue\n",
-        "it has 'A fox', 'red' (its first line; if these are values, put the columns' names before them)",
-    ),
-    "indented.jsonl": (json.dumps(ROWS[0], indent=1) * 2, "write each on one line, as `jq -c . FILE` does"),
-    "indented.json": ('{\n "prompt": "a",\n}', "is not a JSON object: Expecting property name enclosed in double quo"),
-    "pandas.json": (
-        '{"prompt": {"0": "A fox", "1": "A hen"}}',
-        'rows, with to_json(FILE, orient="records", lines=True)',
-    ),
+    "latin.csv": ("prompt\né\n".encode("latin-1"), "is not UTF-8: invalid continuation byte at byte 7; convert it"),
+    "wide.csv": (table(ROWS, ",").encode("utf-16-le"), "is in UTF-16-LE: convert it to UTF-8"),
+    "wide.jsonl": (lines(ROWS).encode("utf-16"), "is in UTF-16: convert it to UTF-8, as `iconv -f utf-16 -t utf-8`"),
     "run.toml": ("max-tokens = 5\n", "is TOML: a file of flags is given with --config"),
     "notes.md": ("# Notes\n", "has an unknown ending, .md, and is not JSON lines (line 1: not JSON"),
-    "in.tar.gz": (tar(lines(ROWS).encode()), "is a tar archive: unpack it with `tar xf`, and name a file in it"),
-    "in.zip": (zipped(lines(ROWS).encode()), "is a zip archive: unpack it, and name a file in it"),
-    "in.jsonl.bz2": (bz2.compress(lines(ROWS).encode()), "is packed by bzip2: unpack it with bunzip2"),
-    "in.jsonl.xz": (lzma.compress(lines(ROWS).encode()), "is packed by xz: unpack it with unxz"),
+    "text.txt": ("A fox\n", '--prompts-file completes its lines; for --input write each one as {"prompt": …}'),
+    "in.txt.gz": (gzip.compress(b"A fox\n"), "is a text: --prompts-file completes its lines"),
     "in.XLSX": (b"PK\x03\x04", "is a spreadsheet: save it as CSV, in UTF-8"),
     "in.pkl": (pickle.dumps(ROWS), "is a pickle, which may run code when it is read: save it as JSON lines"),
-    "lfs.parquet": ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer to a file of Git LFS"),
-    "page.json": ("<!DOCTYPE html>\n<html>", "is a web page: download the file that it shows"),
-    "numbers.jsonl": (
-        lines([{"prompt": 5}, {"prompt": {"a": 1}}]),
-        "no line can be run; line 1: prompt must be a string",
-    ),
-    "messages.jsonl": (lines([{"messages": []}]), "has no column 'prompt': name another with --prompt-column"),
-    "latin.csv": ("prompt\né\n".encode("latin-1"), "is not UTF-8: invalid continuation byte at byte 7; convert it"),
-    "text.txt": (
-        "A fox\n",
-        '--prompts-file completes its lines; for --input write each one as {"prompt": …}',
-    ),
-    "in.txt.gz": (gzip.compress(b"A fox\n"), "is a text: --prompts-file completes its lines"),
-    "wide.jsonl": (
-        lines(ROWS).encode("utf-16"),
-        "is in UTF-16: convert it to UTF-8, as `iconv -f utf-16 -t utf-8`",
-    ),
-    "wide.csv": (table(ROWS, ",").encode("utf-16-le"), "is in UTF-16-LE: convert it to UTF-8"),
-    "in.gz": (gzip.compress(lines(ROWS).encode())[:-9], "can't be decompressed: "),
-    "in.jsonl.zst": (b"\x28\xb5\x2f\xfd", "is packed by zstd: unpack it with unzstd"),
-    "zstd.jsonl": (b"\x28\xb5\x2f\xfd", "is packed by zstd: unpack it with unzstd"),
     "in.parquet": (b"PAR1", "can't be read as parquet"),
-    "gsm8k.jsonl": (
-        lines([{"question": "1 + 1?", "answer": "2"}]),
-        "has no column 'prompt': name another with --prompt-column, or combine several with --prompt-template; it "
-        "has 'question', 'answer'",
-    ),
+    "lfs.parquet": ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer to a file of Git LFS"),
+    "in.gz": (gzip.compress(JSONL)[:-9], "can't be decompressed: "),
+    "in.tar.gz": (tar(JSONL), "is a tar archive: unpack it with `tar xf`, and name a file in it"),
+    "in.zip": (zipped(JSONL), "is a zip archive: unpack it, and name a file in it"),
+    "in.jsonl.bz2": (bz2.compress(JSONL), "is packed by bzip2: unpack it with bunzip2"),
+    "in.jsonl.xz": (lzma.compress(JSONL), "is packed by xz: unpack it with unxz"),
+    "zstd.jsonl": (b"\x28\xb5\x2f\xfd", "is packed by zstd: unpack it with unzstd"),
 }
 
 
@@ -166,36 +143,24 @@ def test_one_error_about_a_file_before_a_model_is_loaded(tmp_path, name):
     assert not output.exists()
 
 
-def test_an_error_has_the_id_of_its_line(tmp_path):
+@pytest.mark.parametrize("prompt", [["--prompt-column", "q"], ["--prompt-template", "{q}"]])
+def test_an_error_has_the_id_of_its_line(tmp_path, prompt):
     """Whatever else is wrong: no prompt, a null in its place, no choices, two fields that get one name."""
     rows = [{"uid": "a", "q": "A fox", "c": ["x"]}, {"uid": "b", "c": ["x"]}, {"uid": "c", "q": None, "c": ["x"]}]
-    rows += [{"uid": "d", "q": "A hen", "c": None}, {"uid": "e", "q": 5, "c": ["x"], "text": 1, "input_text": 2}]
+    rows += [{"uid": "d", "q": "A hen", "c": None}, {"uid": "e", "q": "A", "c": ["x"], "text": 1, "input_text": 2}]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines(rows))
+    command = ["--input", source, "--output", output, "--id-column", "uid", "--choices-column", "c", "--quiet"]
+    assert LAST.main(*command, *prompt)[0] == 1
+    assert {result["id"]: "error" in result for result in read_results(output)} == {
+        "a": False, "b": True, "c": True, "d": True, "e": True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [[{"n": 1}] * 3 + [{"prompt": "a"}], []], ids=["null at first", "no rows"])
+def test_a_column_need_not_be_in_the_first_rows(tmp_path, rows):
     (tmp_path / "in.jsonl").write_text(lines(rows))
-    for i, (flags, wrong) in enumerate(
-        (
-            (["--prompt-column", "q"], {"b", "c", "e"}),
-            (["--prompt-template", "{q}"], {"b", "c", "e"}),
-            (["--prompt-column", "q", "--choices-column", "c"], {"b", "c", "d", "e"}),
-        )
-    ):
-        output = tmp_path / f"{i}.jsonl"
-        limit = [] if "--choices-column" in flags else ["--max-tokens", "1"]
-        command = ["--input", tmp_path / "in.jsonl", "--output", output, "--id-column", "uid", "--quiet"]
-        assert LAST.main(*command, *flags, *limit)[0] == 1
-        results = {result["id"]: result for result in read_results(output)}
-        assert results.keys() == {"a", "b", "c", "d", "e"}
-        assert {name for name, result in results.items() if "error" in result} == wrong
-
-
-def test_a_column_may_be_null_in_the_first_rows(tmp_path, monkeypatch):
-    path = tmp_path / "in.jsonl"
-    path.write_text(lines([{"n": 1}] * 3 + [{"prompt": "a"}]))
-    check_columns(read_dataset(str(path)), Columns())
-    path.write_text("")
-    check_columns(read_dataset(str(path)), Columns())
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(ValueError, match="stdin, which is closed"):
-        datasets.check_dataset("-")
+    check_columns(read_dataset(str(tmp_path / "in.jsonl")), Columns())
 
 
 def test_templates_and_columns_that_can_not_be():
@@ -230,18 +195,6 @@ def test_what_a_line_carries_and_does_not_use_is_told(tmp_path):
     assert (result["max_tokens"], len(result["token_ids"])) == (5, 8)
 
 
-def test_lines_are_checked_while_others_run(tmp_path, monkeypatch):
-    """A file of two parts: lines of the second are checked when the first is answered."""
-    checked, monkeyed = [], batch_file.LineReader.check
-    monkeypatch.setattr(batch_file, "LINES_AT_ONCE", 4)
-    monkeypatch.setattr(batch_file.LineReader, "check", lambda self, line: checked.append(line) or monkeyed(self, line))
-    monkeypatch.setattr(batch_file, "append", lambda file, result: seen.append(len(checked)))
-    seen, source = [], tmp_path / "in.jsonl"
-    source.write_text(lines([{"prompt": "A fox"}] * 7 + [{"prompt": "word " * 2000}]))
-    assert LAST.main("--input", source, "--output", tmp_path / "out.jsonl", *QUICK)[0] == 1
-    assert seen == [4] * 4 + [8] * 4
-
-
 def test_strict_runs_nothing_if_a_line_is_wrong(tmp_path):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(lines([{"prompt": "A fox"}, {"prompt": "word " * 2000}, {"prompt": 5}]))
@@ -262,8 +215,8 @@ def test_an_input_from_stdin(tmp_path, monkeypatch):
         assert LAST.main("--input", "-", "--output", output, *QUICK, *flags)[0] == 0
         assert len(read_results(output)) == 2
         output.write_bytes(output.read_bytes()[:20])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"id": 1, "text": "fox", "answer": "fox"}')))
-    assert score.main(["-", "--reference", "answer"]) == 0
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "stdin, which is closed" in LAST.refusal("--input", "-", "--output", output, *QUICK)
 
 
 # --- Datasets of the field ------------------------------------------------------------------------------------------
@@ -402,7 +355,7 @@ CHATS = {  # the prompt -> as TRL and OpenAI, and as ShareGPT write it
 SHAREGPT_NAMES = {"user": "human", "assistant": "gpt", "system": "system"}
 
 
-@pytest.mark.parametrize("name", ["prompt", "messages", "conversations"])
+@pytest.mark.parametrize("name", ["prompt", "conversations"])
 def test_chats(tmp_path, monkeypatch, name):
     """From the first turn on, with each role, and without the answer at the end."""
     source, output, template = tmp_path / "in.parquet", tmp_path / "out.jsonl", tmp_path / "t.jinja"
@@ -505,67 +458,3 @@ def test_accuracies_are_those_of_lm_eval(tmp_path, capsys):
     assert results[1]["accuracy"] == np.mean([greedy for _, greedy in words])
     expected = math.exp(-np.mean([logprob for logprob, _ in words]))
     assert results[1]["continuation_perplexity"] == pytest.approx(expected, rel=1e-3)
-
-
-# --- Scores ---------------------------------------------------------------------------------------------------------
-
-
-def scored(tmp_path, capsys, results, *flags, expected=0):
-    (tmp_path / "r.jsonl").write_text(lines(results))
-    assert score.main([str(tmp_path / "r.jsonl"), *flags]) == expected
-    out, err = capsys.readouterr()
-    return (json.loads(out) if out else None), err
-
-
-def choice(label, best=1):
-    scores = [{"logprob": -1.0 if i == best else -5.0, "num_tokens": 1, "num_bytes": 4} for i in range(3)]
-    return {"score": True, "choices": [" hen", "dog", "fox "], "label": label, "scores": scores}
-
-
-@pytest.mark.parametrize("label", [1, 1.0, "1", "dog", " dog", [1], ["dog"]])
-def test_a_label_is_a_number_or_a_text(tmp_path, capsys, label):
-    summary, _ = scored(tmp_path, capsys, [choice(label), choice(label, best=2)], "--reference", "label")
-    assert summary["accuracy"] == summary["accuracy_norm"] == 0.5
-    nested = {**choice(None), "gold": {"label": label, "all": [label]}}
-    assert scored(tmp_path, capsys, [nested], "--reference", "gold.label")[0]["accuracy"] == 1
-    if not isinstance(label, list):
-        assert scored(tmp_path, capsys, [nested], "--reference", "gold.all")[0]["accuracy"] == 1
-
-
-@pytest.mark.parametrize("label", [True, 1.5, "", "B", 3, -1, {"a": 1}, [0, 1], "cat", float("nan")])
-def test_labels_that_mean_no_choice(tmp_path, capsys, label):
-    summary, err = scored(tmp_path, capsys, [choice(label), choice(1)], "--reference", "label", expected=1)
-    assert (summary["unscored"], summary["accuracy"]) == (1, 1)
-    assert "line 1: the reference must be a choice or its number from 0 to 2, got " in err
-
-
-def test_there_is_always_a_summary(tmp_path, capsys):
-    """Null references are counted and left out; unreadable lines are reported."""
-    fox = {"text": "The fox", "answer": "fox"}
-    summary, err = scored(tmp_path, capsys, [fox, {**fox, "answer": None}, {"text": "x"}], "--reference", "answer")
-    assert (summary, err) == (
-        {"lines": 3, "errors": 0, "without_reference": 2, "exact_match": 1, "contains": 1, "f1": 1},
-        "stagewise score: 1 of 3 lines scored, 2 without a reference\n",
-    )
-    summary, err = scored(tmp_path, capsys, [{**fox, "answer": None}], "--reference", "answer")
-    assert summary == {"lines": 1, "errors": 0, "without_reference": 1}
-    summary, err = scored(tmp_path, capsys, [fox, 5, {"id": 1}], "--reference", "answer", expected=1)
-    assert (summary["unscored"], summary["exact_match"]) == (2, 1)
-    assert "1 of 3 lines scored; 2 can't be scored, the first: " in err
-    summary, err = scored(tmp_path, capsys, [fox], "--reference", "label", expected=2)
-    assert summary is None
-    assert "no line has the field 'label'; they have text, answer" in err
-    for field, says in (("answer", "is an object: name a field of it (answer.value, answer.aliases)"),):
-        result = {"text": "Otto", "answer": {"value": "Otto", "aliases": ["otto"]}}
-        assert says in scored(tmp_path, capsys, [result], "--reference", field, expected=2)[1]
-    assert scored(tmp_path, capsys, [result], "--reference", "answer.aliases")[0]["exact_match"] == 1
-
-
-def test_numbers_as_references(tmp_path, capsys):
-    results = [{"text": "5", "answer": 5}, {"text": "7.5", "answer": 7.5}, {"text": "yes", "answer": [1, "yes"]}]
-    assert scored(tmp_path, capsys, results, "--reference", "answer")[0]["exact_match"] == 1
-
-
-def test_no_error_is_a_number_of_the_system(tmp_path, capsys):
-    assert score.main([str(tmp_path / "none")]) == 2
-    assert capsys.readouterr().err == f"stagewise score: error: {tmp_path / 'none'}: No such file or directory\n"
