@@ -14,10 +14,13 @@ import shutil
 import sys
 import tarfile
 import zipfile
+from statistics import mean
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from transformers import GPT2LMHeadModel, GPT2Tokenizer
 
 from stagewise import score
 from stagewise.dataset import Columns, check_columns, read_dataset
@@ -318,26 +321,71 @@ def test_datasets_of_the_field(tmp_path, monkeypatch, capsys, name):
     assert expected <= summary.keys()
 
 
-def test_choices_under_their_published_names(tmp_path):
-    """`choices`, as in MMLU, and `choices.text`, as in ARC, whether the prompt ends in a space or not."""
-    for name, rows, column, texts in (
-        ("mmlu", MMLU, "choices", MMLU[0]["choices"]),
-        ("arc", ARC, "choices.text", ARC[0]["choices"]["text"]),
-    ):
-        (tmp_path / name).write_text(lines(rows))
-        for prompt in ("Question: {question} Answer:", "Question: {question} Answer: "):
-            output = tmp_path / f"{name} {prompt[-1]}"
-            flags = ["--prompt-template", prompt, "--choices-column", column, "--quiet"]
-            assert LAST.main("--input", tmp_path / name, "--output", output, *flags)[0] == 0
-            result, *others = read_results(output)
-            assert len(others) == len(rows) - 1
-            assert result["choices"] == texts
-            assert result.get("input_choices", texts) in (texts, ARC[0]["choices"])
-            expected = LAST.engine().score(
-                ["Question: Which barks? Answer:"] * len(texts), [f" {one}" for one in texts]
-            )
-            logprobs = [one["logprob"] for one in result["scores"]]
-            assert logprobs == pytest.approx([one.logprob for one in expected], abs=1e-3)
+@pytest.mark.parametrize("end", ["", " "])
+def test_choices_come_after_a_space(tmp_path, end):
+    """Whether the prompt ends in one or not; and their column may be nested, as in ARC."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines(ARC))
+    flags = ["--prompt-template", f"Question: {{question}} Answer:{end}", "--choices-column", "choices.text", "--quiet"]
+    assert LAST.main("--input", source, "--output", output, *flags)[0] == 0
+    (result,) = read_results(output)
+    assert result["choices"] == ["hen", "dog"]
+    expected = LAST.engine().score(["Question: Which barks? Answer:"] * 2, [" hen", " dog"])
+    logprobs = [one["logprob"] for one in result["scores"]]
+    assert logprobs == pytest.approx([one.logprob for one in expected], abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def likelihood():
+    """By transformers: a continuation's log-probability after a prompt, and whether it is the greedy one."""
+    path = ROOT / "stagewise/models/tinytales"
+    model = GPT2LMHeadModel.from_pretrained(path, dtype=torch.float32).eval()
+    tokenizer = GPT2Tokenizer.from_pretrained(path)
+
+    @torch.no_grad()
+    def likelihood(prompt, continuation):
+        begin, whole = tokenizer(prompt).input_ids, tokenizer(prompt + continuation).input_ids
+        rows = model(torch.tensor([whole])).logits[0].log_softmax(-1)[len(begin) - 1 : -1]
+        ids = torch.tensor(whole[len(begin) :])
+        return rows.gather(1, ids[:, None]).sum().item(), bool((rows.argmax(1) == ids).all())
+
+    return likelihood
+
+
+@pytest.fixture
+def summary(tmp_path, capsys):
+    """Run a dataset and score its results."""
+
+    def summary(rows, flags, *scoring):
+        source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        source.write_text(lines(rows))
+        assert LAST.main("--input", source, "--output", output, *flags, "--quiet")[0] == 0
+        assert score.main([str(output), *scoring]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return summary
+
+
+def test_the_accuracy_of_choices_is_lm_evals(likelihood, summary):
+    """The best sum of log-probabilities (acc), and the best one per character of the choice (acc_norm)."""
+    ours = summary(HELLASWAG, ["--prompt-column", "ctx", "--choices-column", "endings"], "--reference", "label")
+    right, right_by_character = [], []
+    for row in HELLASWAG:
+        sums = [likelihood(row["ctx"], f" {end}")[0] for end in row["endings"]]
+        normed = [value / len(end) for value, end in zip(sums, row["endings"], strict=True)]
+        right.append(sums.index(max(sums)) == int(row["label"]))
+        right_by_character.append(normed.index(max(normed)) == int(row["label"]))
+    assert (ours["accuracy"], ours["accuracy_norm"]) == (mean(right), mean(right_by_character))
+
+
+def test_the_accuracy_of_last_words_is_lm_evals(likelihood, summary):
+    """LAMBADA: whether the last word is the greedy one (acc), and exp of minus the mean log-probability of these words
+    (perplexity)."""
+    ours = summary(LAMBADA, ["--prompt-column", "text", "--score", "last-word"])
+    prompts = [row["text"].rpartition(" ") for row in LAMBADA]
+    logprobs, greedy = zip(*(likelihood(prompt, f" {word}") for prompt, _, word in prompts), strict=True)
+    assert ours["accuracy"] == mean(greedy)
+    assert ours["continuation_perplexity"] == pytest.approx(math.exp(-mean(logprobs)), rel=1e-3)
 
 
 # --- Chats ----------------------------------------------------------------------------------------------------------
@@ -416,45 +464,3 @@ def test_chats_that_can_not_be_run(tmp_path):
     source.write_text(lines([{"prompt_token_ids": [1, 2]}]))
     said = LAST.refusal("--input", source, "--output", tmp_path / "c", "--score", "last-word")
     assert "--score last-word is for prompts that are texts" in said
-
-
-def test_accuracies_are_those_of_lm_eval(tmp_path, capsys):
-    """By its formulas, of the likelihoods that transformers computes: a choice comes after a space, the best sum of
-    log-probabilities (acc), the best one per character of the choice (acc_norm); LAMBADA's last word, greedy (acc),
-    and exp of minus the mean log-probability of these words (perplexity)."""
-    import numpy as np
-    import torch
-    from transformers import GPT2LMHeadModel, GPT2Tokenizer
-
-    path = ROOT / "stagewise/models/tinytales"
-    model = GPT2LMHeadModel.from_pretrained(path, dtype=torch.float32).eval()
-    tokenizer = GPT2Tokenizer.from_pretrained(path)
-
-    @torch.no_grad()
-    def likelihood(prompt, continuation):
-        begin, whole = tokenizer(prompt).input_ids, tokenizer(prompt + continuation).input_ids
-        rows = model(torch.tensor([whole])).logits[0].log_softmax(-1)[len(begin) - 1 : -1]
-        ids = torch.tensor(whole[len(begin) :])
-        return rows.gather(1, ids[:, None]).sum().item(), bool((rows.argmax(1) == ids).all())
-
-    (tmp_path / "h.jsonl").write_text(lines(HELLASWAG))
-    (tmp_path / "l.jsonl").write_text(lines(LAMBADA))
-    results = []
-    for name, flags, scoring in (
-        ("h", ["--prompt-column", "ctx", "--choices-column", "endings"], ["--reference", "label"]),
-        ("l", ["--prompt-column", "text", "--score", "last-word"], []),
-    ):
-        output = tmp_path / f"{name}.out"
-        assert LAST.main("--input", tmp_path / f"{name}.jsonl", "--output", output, *flags, "--quiet")[0] == 0
-        assert score.main([str(output), *scoring]) == 0
-        results.append(json.loads(capsys.readouterr().out))
-    sums = [np.array([likelihood(row["ctx"], f" {end}")[0] for end in row["endings"]]) for row in HELLASWAG]
-    lengths = [np.array([float(len(end)) for end in row["endings"]]) for row in HELLASWAG]
-    gold = [int(row["label"]) for row in HELLASWAG]
-    assert results[0]["accuracy"] == np.mean([s.argmax() == g for s, g in zip(sums, gold, strict=True)])
-    normed = [(s / n).argmax() == g for s, n, g in zip(sums, lengths, gold, strict=True)]
-    assert results[0]["accuracy_norm"] == np.mean(normed)
-    words = [likelihood(" ".join(t.split(" ")[:-1]), f" {t.split(' ')[-1]}") for t in (row["text"] for row in LAMBADA)]
-    assert results[1]["accuracy"] == np.mean([greedy for _, greedy in words])
-    expected = math.exp(-np.mean([logprob for logprob, _ in words]))
-    assert results[1]["continuation_perplexity"] == pytest.approx(expected, rel=1e-3)
