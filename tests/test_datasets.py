@@ -22,7 +22,7 @@ from stagewise.dataset import read_dataset
 from stagewise.sampling import Sampling
 from tests.adapter import ROOT, STAGES, fetch_from, outcome, refusal
 from tests.hub import Hub, hub_with
-from tests.test_batch_file import ONE, QUICK, by_id, read_results, write_input
+from tests.test_batch_file import ONE, QUICK, by_id, near, read_results, results_by_id, write_input
 
 FOUR, SIX = STAGES[3], STAGES[5]
 
@@ -135,80 +135,55 @@ def test_several_inputs_and_one_model(tmp_path):
         assert says in ONE.refusal(*both, "--output", *(tmp_path / name for name in outputs), *QUICK)
 
 
+VALUES = {  # a column of parquet: a value, and how it is carried
+    "id": (7, 7),
+    "image": (b"\x00\xff", "AP8="),
+    "price": (decimal.Decimal("1.50"), "1.50"),
+    "ratio": (math.nan, None),
+    "day": (datetime.date(2026, 1, 2), "2026-01-02"),
+    "sampling": ({"max_tokens": 3, "top_k": None}, {"max_tokens": 3, "top_k": None}),
+}
+
+
 def test_rows_as_people_have_them(tmp_path):
-    """Parquet and an array of JSON: the same rows, though one lacks what another has, and all of their columns in the
-    output, null and bytes, and names that results have too."""
-    rows = [
-        {"text": "A fox", "uid": "a", "id": 7, "image": b"\x00\xff", "price": decimal.Decimal("1.50"), "ratio": 1.5},
-        {"text": "One day", "uid": "b", "id": 8, "image": None, "price": None, "ratio": math.nan},
-        {"text": "Once", "uid": "c", "id": 9, "image": b"", "price": None, "ratio": -math.inf},
-    ]
-    samplings = ({"max_tokens": 3, "top_k": None}, {"max_tokens": None, "top_k": 5}, None)
-    for day, (row, sampling) in enumerate(zip(rows, samplings, strict=True), start=1):
-        row |= {"sampling": sampling, "day": datetime.date(2026, 1, day), "note": None}
-    schema = pa.schema([*[*pa.Table.from_pylist(rows).schema][:-1], pa.field("note", pa.string())])
-    table = pa.Table.from_pylist(rows, schema=schema)
-    pq.write_table(table, tmp_path / "in.parquet")
-    texts = {None: None, b"\x00\xff": "AP8=", b"": ""}
-    plain = [
-        {**row, "image": texts[row["image"]], "price": row["price"] and str(row["price"]), "day": f"2026-01-0{day}",
-         "ratio": row["ratio"] if math.isfinite(row["ratio"]) else None}
-        for day, row in enumerate(rows, start=1)
-    ]  # fmt: skip
-    (tmp_path / "in.json").write_text(json.dumps(plain, indent=1))
+    """Parquet and an array of JSON: the same rows, and all of their columns in the output, null where a row has no
+    value, and under another name where results have that one."""
+    prompts = [{"text": "A fox", "uid": "a"}, {"text": "One day", "uid": "b"}]
+    values, carried = ({name: pair[i] for name, pair in VALUES.items()} for i in (0, 1))
+    pq.write_table(pa.Table.from_pylist([prompts[0] | values, prompts[1]]), tmp_path / "in.parquet")
+    none = dict.fromkeys(VALUES)
+    (tmp_path / "in.json").write_text(json.dumps([prompts[0] | carried, prompts[1] | none], indent=1))
     outputs = []
     for name in ("in.parquet", "in.json"):
-        command = ["--input", tmp_path / name, "--output", tmp_path / f"{name}.out", "--prompt-column", "text"]
-        status, _, stderr = ONE.main(*command, "--id-column", "uid", "--temperature", 0, *QUICK)
+        command = ["--input", tmp_path / name, "--output", tmp_path / f"{name}.out", "--temperature", 0, *QUICK]
+        status, _, stderr = ONE.main(*command, "--prompt-column", "text", "--id-column", "uid")
         assert status == 0, stderr
-        outputs.append(by_id(read_results(tmp_path / f"{name}.out")))
-    assert outputs[0] == outputs[1]
-    for row in plain:
-        result = next(result for result in outputs[0] if result["id"] == row["uid"])
-        carried = {"input_text": row["text"], "input_id": row["id"], "uid": row["uid"], "image": row["image"]}
-        names = ("price", "ratio", "sampling", "day", "note")
-        assert {**carried, **{name: row[name] for name in names}}.items() <= result.items()
-        params = ONE.SamplingParams(temperature=0, max_tokens=len(result["token_ids"]))
-        assert result["text"] == ONE.engine().generate([row["text"]], params)[0].outputs[0].text
-    resumed = ["--input", tmp_path / "in.json", "--output", tmp_path / "in.json.out", "--resume"]
-    resumed += ["--temperature", 0, *QUICK]
-    assert "--resume: id is 'id' now, " in ONE.main(*resumed, "--prompt-column", "text")[2]
-    assert ONE.main(*resumed, "--prompt-column", "text", "--id-column", "uid")[0] == 0
+        outputs.append(results_by_id(tmp_path / f"{name}.out"))
+    assert outputs[0] == near(outputs[1])
+    for prompt, row in zip(prompts, (carried, none), strict=True):
+        result = outputs[0][prompt["uid"]]
+        kept = {("input_id" if name == "id" else name): value for name, value in row.items()}
+        assert (kept | {"uid": prompt["uid"], "input_text": prompt["text"]}).items() <= result.items()
+        params = ONE.SamplingParams(temperature=0, max_tokens=3 if row["sampling"] else 8)
+        assert result["text"] == ONE.engine().generate(prompt["text"], params)[0].outputs[0].text
+    assert "--resume: id is 'id' now, " in ONE.refusal(*command, "--prompt-column", "text", "--resume")
 
 
-def test_inputs_that_can_not_be_read(tmp_path, monkeypatch):
-    """An error before the model is looked for; test_files.py has more."""
-    write_rows(tmp_path / "in.jsonl", {"question": "a"})
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "repository/data").mkdir(parents=True)
-    for name in ("README.md", "data/train.parquet"):
-        (tmp_path / "repository" / name).touch()
-    for name, file in (("saved", "state.json"), ("splits", "dataset_dict.json")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / file).write_text("{}")
-    pq.write_table(pa.table({"prompt": ["a"], "took": [datetime.timedelta(1)]}), tmp_path / "time.parquet")
-    pq.write_table(pa.table({"question": ["a"], "n": [1]}), tmp_path / "other.parquet")
+def test_folders_are_no_inputs(tmp_path):
+    """The error names a file, if there is one. What else can't be read: test_files.py."""
+    for name in ("plain/README.md", "repository/data/train.parquet", "saved/state.json", "splits/dataset_dict.json"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.touch()
     saved = "is a folder of save_to_disk: write its rows with datasets' to_parquet(FILE), and name that file"
-    has = "has no column 'text', which --prompt-column names; it has 'question'"
-    timedelta = "JSON can't represent a value of type timedelta; leave that column out"
-
-    def refused(name, *flags):
-        return ONE.refusal("--input", tmp_path / name, "--output", tmp_path / "o", "--model", "nonesuch", *flags)
-
-    for name, flags, says in (
-        ("in.jsonl", ["--prompt-column", "text"], has),
-        ("in.jsonl", ["--id-column", "uid"], "has no column 'uid'"),
-        ("plain", [], "is not a regular file, but a folder: name a file"),
-        ("repository", [], f"but a folder: name a file in it, such as {tmp_path / 'repository/data/train.parquet'}"),
-        ("saved", [], saved),
-        ("splits", [], saved),
-        ("time.parquet", [], timedelta),
-        ("other.parquet", [], "has no column 'prompt': name another with --prompt-column"),
+    for name, says in (
+        ("plain", "is not a regular file, but a folder: name a file"),
+        ("repository", f"but a folder: name a file in it, such as {tmp_path / 'repository/data/train.parquet'}"),
+        ("saved", saved),
+        ("splits", saved),
     ):
-        assert says in refused(name, *flags)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    assert 'parquet needs pyarrow: pip install "stagewise[parquet]"' in refused("time.parquet")
+        said = ONE.refusal("--input", tmp_path / name, "--output", tmp_path / "o", "--model", "nonesuch")
+        assert said.endswith(says)
 
 
 # --- How a run goes, and what it tells ------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import shutil
 import sys
 import tarfile
 import zipfile
+from datetime import timedelta
 from statistics import mean
 
 import pyarrow as pa
@@ -124,6 +125,7 @@ SPOILED = {
     "in.XLSX": (b"PK\x03\x04", "is a spreadsheet: save it as CSV, in UTF-8"),
     "in.pkl": (pickle.dumps(ROWS), "is a pickle, which may run code when it is read: save it as JSON lines"),
     "in.parquet": (b"PAR1", "can't be read as parquet"),
+    "time.parquet": (parquet([{"took": timedelta(1)}]), "JSON can't represent a value of type timedelta; leave that "),
     "lfs.parquet": ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer to a file of Git LFS"),
     "in.gz": (gzip.compress(JSONL)[:-9], "can't be decompressed: "),
     "in.tar.gz": (tar(JSONL), "is a tar archive: unpack it with `tar xf`, and name a file in it"),
@@ -158,6 +160,17 @@ def test_an_error_has_the_id_of_its_line(tmp_path, prompt):
     assert {result["id"]: "error" in result for result in read_results(output)} == {
         "a": False, "b": True, "c": True, "d": True, "e": True,
     }  # fmt: skip
+
+
+def test_columns_that_are_not_there(tmp_path, monkeypatch):
+    (tmp_path / "in.jsonl").write_text(lines(ROWS))
+    command = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--model", "nonesuch"]
+    said = LAST.refusal(*command, "--prompt-column", "text")
+    assert said.endswith("has no column 'text', which --prompt-column names; it has 'prompt', 'answer'")
+    assert "has no column 'uid'" in LAST.refusal(*command, "--id-column", "uid")
+    (tmp_path / "in.jsonl").write_bytes(parquet(ROWS))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert 'parquet needs pyarrow: pip install "stagewise[parquet]"' in LAST.refusal(*command)
 
 
 @pytest.mark.parametrize("rows", [[{"n": 1}] * 3 + [{"prompt": "a"}], []], ids=["null at first", "no rows"])
@@ -224,67 +237,41 @@ def test_an_input_from_stdin(tmp_path, monkeypatch):
 
 # --- Datasets of the field ------------------------------------------------------------------------------------------
 
-GSM8K = [
-    {"question": "Otto has 2 eggs and finds 3. How many has he?", "answer": "He has 2 + 3 = <<2+3=5>>5.\n#### 5"},
-    {"question": "A hen lays 1,000 eggs. How many?", "answer": "All of them.\n#### 1,000"},
-]
-ALPACA = [
-    {"instruction": "Name the animal.", "input": "It barks.", "output": "A dog."},
-    {"instruction": "Say hello.", "input": "", "output": "Hello!"},
-]
-SHAREGPT = [
-    {"id": "a_0", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
-    {"id": "b_0", "conversations": [{"from": "human", "value": "Tell a tale"}, {"from": "gpt", "value": "Once"}]},
-]
 HELLASWAG = [
-    {
-        "ind": 4, "activity_label": "Walking", "ctx_a": "A fox walks.", "ctx_b": "he", "ctx": "A fox walks. he",
-        "endings": ["flies to the moon.", "goes home.", "is a lantern.", "sings to it."], "label": "1",
-        "split": "val", "split_type": "indomain", "source_id": "made~up",
-    },
-    {
-        "ind": 5, "activity_label": "Looking", "ctx_a": "A hen looks.", "ctx_b": "she", "ctx": "A hen looks. she",
-        "endings": ["sees an egg.", "is blue.", "ate the road.", "was never."], "label": "0",
-        "split": "val", "split_type": "indomain", "source_id": "made~up",
-    },
+    dict(ind=4, activity_label="Walking", ctx_a="A fox walks.", ctx_b="he", ctx="A fox walks. he", label="1",
+         endings=["flies to the moon.", "goes home.", "is a lantern.", "sings to it."], split="val"),
+    dict(ind=5, activity_label="Looking", ctx_a="A hen looks.", ctx_b="she", ctx="A hen looks. she", label="0",
+         endings=["sees an egg.", "is blue.", "ate the road.", "was never."], split="val"),
 ]  # fmt: skip
 LAMBADA = [
-    {"text": "Otto looked for the lantern. At last he found the lantern", "domain": None},
-    {"text": "A fox ran home"},
+    dict(text="Otto looked for the lantern. At last he found the lantern", domain=None),
+    dict(text="A fox ran home"),
 ]
-ARC = [
-    {
-        "id": "Mercury_1", "question": "Which barks?", "answerKey": "B",
-        "choices": {"text": ["hen", "dog"], "label": ["A", "B"]},
-    },
-]  # fmt: skip
-MMLU = [
-    {"question": "Which barks?", "subject": "animals", "choices": ["hen", "dog", "fish", "fox"], "answer": 1},
-    {"question": "Which swims?", "subject": "animals", "choices": ["hen", "dog", "fish", "fox"], "answer": 2},
+ARC = dict(id="Mercury_1", question="Which barks?", choices=dict(text=["hen", "dog"], label=["A", "B"]), answerKey="B")
+MMLU = dict(question="Which barks?", subject="animals", choices=["hen", "dog", "fish", "fox"], answer=1)
+GSM8K = dict(question="Otto has 2 eggs and finds 3?", answer="He has 2 + 3 = <<2+3=5>>5.\n#### 1,005")
+ALPACA = [
+    dict(instruction="Name the animal.", input="It barks.", output="A dog."),
+    dict(instruction="Say hello.", input="", output="Hello!"),
 ]
-TRIVIAQA = [
-    {
-        "question": "Who lived in the windmill?", "question_id": "q_1", "question_source": "made up",
-        "answer": {"value": "Otto", "aliases": ["Otto", "The mouse Otto"], "normalized_value": "otto"},
-    },
-]  # fmt: skip
-CNN = [{"article": "A fox was seen. " * 300, "highlights": "A fox was seen .\nIt ran .", "id": "0001"}]
-IFEVAL = [
-    {
-        "key": 1000, "prompt": "Write a tale without commas.", "instruction_id_list": ["punctuation:no_comma"],
-        "kwargs": [{"num_words": None, "relation": None}],
-    },
-]  # fmt: skip
+SHAREGPT = dict(id="a_0", conversations=[{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}])
+TRIVIAQA = dict(
+    question="Who lived in the windmill?",
+    question_id="q_1",
+    answer={"value": "Otto", "aliases": ["Otto", "The mouse Otto"], "normalized_value": "otto"},
+)
+CNN = dict(article="A fox was seen. " * 300, highlights="A fox was seen .\nIt ran .", id="0001")
+IFEVAL = dict(key=1000, prompt="Write a tale without commas.", kwargs=[{"num_words": None, "relation": None}])
 SHAPES = {
-    "gsm8k.jsonl": lines(GSM8K).encode(),
+    "gsm8k.jsonl": lines([GSM8K]).encode(),
     "alpaca.json": json.dumps(ALPACA, indent=4).encode(),
-    "sharegpt.json": json.dumps(SHAREGPT).encode(),
+    "sharegpt.json": json.dumps([SHAREGPT]).encode(),
     "hellaswag.jsonl": lines(HELLASWAG).encode(),
     "lambada.jsonl": lines(LAMBADA).encode(),
-    "mmlu.parquet": parquet(MMLU),
-    "triviaqa.parquet": parquet(TRIVIAQA),
-    "cnn.csv": table(CNN, ",").encode(),
-    "ifeval.jsonl": lines(IFEVAL).encode(),
+    "mmlu.parquet": parquet([MMLU]),
+    "triviaqa.parquet": parquet([TRIVIAQA]),
+    "cnn.csv": table([CNN], ",").encode(),
+    "ifeval.jsonl": lines([IFEVAL]).encode(),
 }
 
 
@@ -325,7 +312,7 @@ def test_datasets_of_the_field(tmp_path, monkeypatch, capsys, name):
 def test_choices_come_after_a_space(tmp_path, end):
     """Whether the prompt ends in one or not; and their column may be nested, as in ARC."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text(lines(ARC))
+    source.write_text(lines([ARC]))
     flags = ["--prompt-template", f"Question: {{question}} Answer:{end}", "--choices-column", "choices.text", "--quiet"]
     assert LAST.main("--input", source, "--output", output, *flags)[0] == 0
     (result,) = read_results(output)
@@ -428,39 +415,52 @@ def test_chats(tmp_path, monkeypatch, name):
     assert not output.exists()
 
 
-def test_chats_that_can_not_be_run(tmp_path):
-    """Each is a line with an error; what scores texts is not for chats, but choices are."""
-    source, template = tmp_path / "in.jsonl", tmp_path / "t.jinja"
-    template.write_text(
-        CHAT_TEMPLATE.replace(
-            "{% for", "{% if messages[0].role == 'critic' %}{{ raise_exception('no critics') }}{% endif %}{% for"
-        )
-    )
-    good = [{"role": "user", "content": "Hi"}]
-    wrong = {
-        "the chat has only answers": [{"role": "assistant", "content": "Hi"}],
-        "turn 0 of the chat is from 'bing', not one of system, human, user, gpt, assistant": [
-            {"from": "bing", "value": ""}
-        ],
-        "turn 1 of the chat must have texts as role and content": [*good, {"role": "user", "content": [1]}],
-        "turn 0 of the chat must have texts": [{"text": "Hi"}],
-        "the chat template can't take these messages: no critics": [{"role": "critic", "content": "Hi"}],
-    }
-    source.write_text(lines([{"prompt": good}, *({"prompt": chat} for chat in wrong.values())]))
-    command = ["--input", source, "--chat-template", template, "--quiet"]
-    assert LAST.main(*command, "--output", tmp_path / "a", "--max-tokens", 1)[0] == 1
-    results = {result["id"]: result for result in read_results(tmp_path / "a")}
+GOOD = [{"role": "user", "content": "Hi"}]
+BAD_CHATS = {
+    "the chat has only answers": [{"role": "assistant", "content": "Hi"}],
+    "turn 0 of the chat is from 'bing', not one of system, human, user, gpt": [{"from": "bing", "value": ""}],
+    "turn 1 of the chat must have texts as role and content": [*GOOD, {"role": "user", "content": [1]}],
+    "turn 0 of the chat must have texts": [{"text": "Hi"}],
+    "the chat template can't take these messages: no critics": [{"role": "critic", "content": "Hi"}],
+}
+
+
+@pytest.fixture
+def run_chats(tmp_path):
+    """Flags for a run of these lines, and its output."""
+
+    def run_chats(*chats):
+        source, output, template = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "t.jinja"))
+        source.write_text(lines([{"prompt": chat} for chat in chats]))
+        refusal = "{% if messages[0].role == 'critic' %}{{ raise_exception('no critics') }}{% endif %}"
+        template.write_text(refusal + CHAT_TEMPLATE)
+        return ["--input", source, "--output", output, "--chat-template", template, "--quiet"], output
+
+    return run_chats
+
+
+def test_chats_that_can_not_be_run(run_chats):
+    """Each is a line with an error."""
+    command, output = run_chats(GOOD, *BAD_CHATS.values())
+    assert LAST.main(*command, "--max-tokens", 1)[0] == 1
+    results = {result["id"]: result for result in read_results(output)}
     assert "error" not in results["line-1"]
-    for number, says in enumerate(wrong, start=2):
+    for number, says in enumerate(BAD_CHATS, start=2):
         assert says in results[f"line-{number}"]["error"]
-    source.write_text(lines([{"prompt": good}]))
+
+
+def test_the_last_word_of_a_chat_is_not_scored_but_choices_are(run_chats):
+    command, output = run_chats(GOOD)
     for how in ("text", "last-word"):
-        said = LAST.refusal(*command, "--output", tmp_path / "b", "--score", how)
-        assert "--score is for texts, and the prompt is a chat" in said
-    assert LAST.main(*command, "--output", tmp_path / "b", "--choices", "yes", "no")[0] == 0
-    (result,) = read_results(tmp_path / "b")
+        assert "--score is for texts, and the prompt is a chat" in LAST.refusal(*command, "--score", how)
+    assert LAST.main(*command, "--choices", "yes", "no")[0] == 0
+    (result,) = read_results(output)
     expected = LAST.engine().score(["user: Hi\nbot:"] * 2, [" yes", " no"])
     assert [one["logprob"] for one in result["scores"]] == pytest.approx([e.logprob for e in expected], abs=1e-3)
+
+
+def test_the_last_word_of_tokens_is_none(tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(lines([{"prompt_token_ids": [1, 2]}]))
-    said = LAST.refusal("--input", source, "--output", tmp_path / "c", "--score", "last-word")
+    said = LAST.refusal("--input", source, "--output", output, "--score", "last-word")
     assert "--score last-word is for prompts that are texts" in said

@@ -186,9 +186,8 @@ def test_score_of_texts(stage):
     assert llm.score("Once upon a", " time") == llm.score(["Once upon a"], [" time"])
     (merged,) = llm.score(["Once up"], ["on"])  # "upon" is one token: each by itself
     assert (merged.num_tokens, math.isfinite(merged.logprob)) == (1, True)
-    (likely, unlikely) = llm.score(["Once upon a"] * 2, [" time", " fox"])
-    assert likely.is_greedy
-    assert not unlikely.is_greedy
+    scores = llm.score(["Once upon a"] * 3, [" time", " fox", " time fox"])
+    assert [score.is_greedy for score in scores] == [True, False, False]
 
 
 def test_one_that_can_not_be_scored_leaves_the_others(stage, small_checkpoint, monkeypatch):
