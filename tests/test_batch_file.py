@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from stagewise import batch_file, cli, manifest, push, score, trace_file
 from stagewise.dataset import read_dataset
 from stagewise.sampling import Sampling
-from tests.adapter import STAGES, outcome
+from tests.adapter import STAGES, outcome, wait_until
 
 try:
     import fcntl
@@ -246,21 +246,27 @@ def test_output_is_strict_json(batched_stage, files, tmp_path, small_checkpoint)
 def test_a_line_is_written_as_soon_as_it_is_done(batched_stage, files, monkeypatch):
     """A short one does not wait for a long one next to it."""
     source, _, command = files
-    length, steps, written = 20 if batched_stage.number < 4 else 200, [], []  # from stage 4 on another thread writes
-    for_long = {"max_tokens": length, "ignore_eos": True}
-    write_lines(source, {"prompt": "A", "sampling": {"max_tokens": 1}}, {"prompt": "A", "sampling": for_long})
+    steps, written, half = [], [], 10
+    lengths = ({"max_tokens": 1}, {"max_tokens": 2 * half, "ignore_eos": True})
+    write_lines(source, *({"prompt": "A", "sampling": length} for length in lengths))
     engine, append = batched_stage.part("engine").Engine, batch_file.append
     step = engine.step
+
+    def counted(self, *rows):
+        steps.append(1)
+        if len(steps) == half and batched_stage.number >= 4:  # another thread writes: it may take its time
+            wait_until(lambda: written, 60)
+        return step(self, *rows)
 
     def noticed(file, result):
         append(file, result)
         written.append(len(steps))
 
-    monkeypatch.setattr(engine, "step", lambda self, *rows: steps.append(1) or step(self, *rows))
+    monkeypatch.setattr(engine, "step", counted)
     monkeypatch.setattr(batch_file, "append", noticed)
     assert batched_stage.main(*command)[0] == 0
     short, long = written
-    assert short < length / 2 < long
+    assert short <= half < long
 
 
 def test_scored_lines(files):
