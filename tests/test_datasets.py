@@ -64,6 +64,7 @@ def test_resume_refuses_another_run(begun):
     path, before = output.parent / "out.run.json", output.read_bytes()
     for arguments, says in (
         (["--temperature", 0.5], "temperature is 0.5 now, "),
+        (["--max-tokens", 9], "max_tokens is 9 now, "),
         (["--stop", "fox"], "stop is ['fox'] now, "),
         (["--seed", 1], "seed is 1 now, "),
         (["--dtype", "bfloat16"], "dtype is 'bfloat16' now, "),
