@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,50 +15,53 @@ from urllib.parse import parse_qs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub import HfFileSystem
 
 from stagewise import batch_file, push, score
 from stagewise.dataset import read_dataset
 from stagewise.sampling import Sampling
 from tests.adapter import ROOT, STAGES, fetch_from, outcome, refusal
 from tests.hub import Hub, hub_with
-from tests.test_batch_file import ONE, QUICK, by_id, read_results, write_input
+from tests.test_batch_file import ONE, QUICK, by_id, near, read_results, results_by_id, write_input
 
-NUMBERS = (2, 5)  # of the stages that this runs on, see conftest.py
+FOUR, SIX = STAGES[3], STAGES[5]
+
+
+def write_rows(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 # --- What a run was -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def begun(batched_stage, tmp_path):
-    """A run of three lines whose last result is missing: (source, output)."""
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(f'{{"prompt": "A fox {i}"}}\n' for i in range(3)))
-    assert batched_stage.main("--input", source, "--output", output, *QUICK)[0] == 0
-    lines = output.read_text().splitlines(keepends=True)
-    output.write_text("".join(lines[:2]))
-    return source, output
+def begun(tmp_path):
+    """A run of stage 6 on three lines whose last result is missing: (source, output, the flags to resume it)."""
+    source, output = write_rows(tmp_path / "in.jsonl", *({"prompt": f"A fox {i}"} for i in range(3))), tmp_path / "out"
+    command = ["--input", source, "--output", output, *QUICK]
+    assert SIX.main(*command)[0] == 0
+    output.write_text("".join(output.read_text().splitlines(keepends=True)[:2]))
+    return source, output, [*command, "--resume"]
 
 
-def test_a_manifest_says_what_the_run_was(batched_stage, begun):
-    source, output = begun
-    run = json.loads((output.parent / "out.jsonl.run.json").read_text())
-    assert run["stage"] == batched_stage.directory
+def test_a_manifest_says_what_the_run_was(begun):
+    source, output, command = begun
+    run = json.loads((output.parent / "out.run.json").read_text())
+    assert run["stage"] == SIX.directory
     assert (run["model"], run["dtype"], run["seed"], run["max_model_len"]) == ("tinytales", "float32", 0, 1024)
-    assert run["sampling"]["max_tokens"] == 8
-    assert run["sampling"]["temperature"] == 0.8
+    assert (run["sampling"]["max_tokens"], run["sampling"]["temperature"]) == (8, 0.8)
     assert run["input_sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
     assert run["weights"].startswith("sha256:")
-    status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
-    assert (status, stderr) == (0, "")
+    assert "attention: c" in run["arithmetic"]
+    assert SIX.main(*command) == (0, "", "")
     assert len(read_results(output)) == 3
 
 
-def test_resume_refuses_another_run(batched_stage, begun):
-    """Other parameters, another model or stage, or no manifest; the output stays."""
-    source, output = begun
-    path, before = output.parent / "out.jsonl.run.json", output.read_bytes()
-    command = ["--input", source, "--output", output, "--resume", *QUICK]
+def test_resume_refuses_another_run(begun):
+    """Other parameters, another model, stage or arithmetic, or no manifest; the output stays."""
+    _, output, command = begun
+    path, before = output.parent / "out.run.json", output.read_bytes()
     for arguments, says in (
         (["--temperature", 0.5], "temperature is 0.5 now, "),
         (["--max-tokens", 9], "max_tokens is 9 now, "),
@@ -68,11 +70,13 @@ def test_resume_refuses_another_run(batched_stage, begun):
         (["--dtype", "bfloat16"], "dtype is 'bfloat16' now, "),
         (["--max-model-len", 100], "max_model_len is 100 now, "),
         (["--load-format", "dummy"], "weights is 'dummy weights of tinytales' now, "),
+        (["--attention-backend", "torch"], "arithmetic is 'products: "),
+        (["--disable", "linear"], "arithmetic is 'products: "),
     ):
-        assert f"--resume: {says}" in batched_stage.refusal(*command, *arguments)
+        assert says in SIX.refusal(*command, *arguments)
     whole = path.read_text()
     for content, says in {
-        whole.replace(batched_stage.directory, "stage09_dreams"): "stage is",
+        whole.replace(SIX.directory, "stage09_dreams"): "stage is",
         whole.replace("sha256:", "sha256:0"): "weights differs from",
         whole.replace('"input_sha256": "', '"input_sha256": "0'): "input_sha256 differs from",
         whole.replace('"version": "', '"version": "9'): "version is",
@@ -81,16 +85,23 @@ def test_resume_refuses_another_run(batched_stage, begun):
         "[" * 100_000: "can't be read as a manifest",
     }.items():
         path.write_text(content)
-        assert says in batched_stage.refusal(*command)
+        assert says in SIX.refusal(*command)
     path.unlink()
-    assert f"there is no {path}" in batched_stage.refusal(*command)
+    assert f"there is no {path}" in SIX.refusal(*command)
     assert output.read_bytes() == before
+
+
+def test_a_model_that_was_moved_is_the_same(begun, tmp_path):
+    source, output, command = begun
+    (tmp_path / "moved").symlink_to(ROOT / "stagewise" / "models" / "tinytales")
+    command[1] = source.rename(tmp_path / "renamed.jsonl")
+    assert SIX.main(*command, "--model", tmp_path / "moved")[0] == 0
+    assert len(read_results(output)) == 3
 
 
 def test_nothing_but_a_manifest_is_replaced_by_one(tmp_path):
     source, output, manifest = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "out.jsonl.run.json"))
-    source.write_text('{"prompt": "A fox"}\n')
-    command = ["--input", source, "--output", output, *QUICK]
+    command = ["--input", write_rows(source, {"prompt": "A fox"}), "--output", output, *QUICK]
     for content in ('{"precious": 1}', "precious"):
         manifest.write_text(content)
         assert str(manifest) in ONE.refusal(*command)
@@ -99,18 +110,9 @@ def test_nothing_but_a_manifest_is_replaced_by_one(tmp_path):
     assert "is the manifest of --output too" in ONE.refusal(*command, "--trace", manifest)
     output.unlink()
     manifest.unlink()
-    assert ONE.main(*command)[0] == 0
-    output.unlink()
-    assert ONE.main(*command)[0] == 0  # the manifest of a run whose output was removed
-
-
-def test_a_model_that_was_moved_is_the_same(batched_stage, begun, tmp_path):
-    source, output = begun
-    (tmp_path / "moved").symlink_to(ROOT / "stagewise" / "models" / "tinytales")
-    source.rename(tmp_path / "renamed.jsonl")
-    command = ["--input", tmp_path / "renamed.jsonl", "--output", output, "--model", tmp_path / "moved", "--resume"]
-    assert batched_stage.main(*command, *QUICK)[0] == 0
-    assert len(read_results(output)) == 3
+    for _ in range(2):  # the second time there is the manifest of a run whose output was removed
+        assert ONE.main(*command)[0] == 0
+        output.unlink()
 
 
 # --- Several inputs -------------------------------------------------------------------------------------------------
@@ -134,122 +136,76 @@ def test_several_inputs_and_one_model(tmp_path):
         assert says in ONE.refusal(*both, "--output", *(tmp_path / name for name in outputs), *QUICK)
 
 
-def test_rows_as_people_have_them(batched_stage, tmp_path):
-    """Parquet and an array of JSON: the same rows, though one lacks what another has, and all of their columns in the
-    output, null and bytes, and names that results have too."""
-    rows = [
-        {"text": "A fox", "uid": "a", "id": 7, "image": b"\x00\xff", "price": decimal.Decimal("1.50"), "ratio": 1.5},
-        {"text": "One day", "uid": "b", "id": 8, "image": None, "price": None, "ratio": math.nan},
-        {"text": "Once", "uid": "c", "id": 9, "image": b"", "price": None, "ratio": -math.inf},
-    ]
-    samplings = ({"max_tokens": 3, "top_k": None}, {"max_tokens": None, "top_k": 5}, None)
-    for day, (row, sampling) in enumerate(zip(rows, samplings, strict=True), start=1):
-        row |= {"sampling": sampling, "day": datetime.date(2026, 1, day), "note": None}
-    schema = pa.schema([*[*pa.Table.from_pylist(rows).schema][:-1], pa.field("note", pa.string())])
-    table = pa.Table.from_pylist(rows, schema=schema)
-    pq.write_table(table, tmp_path / "in.parquet")
-    texts = {None: None, b"\x00\xff": "AP8=", b"": ""}
-    plain = [
-        {**row, "image": texts[row["image"]], "price": row["price"] and str(row["price"]), "day": f"2026-01-0{day}",
-         "ratio": row["ratio"] if math.isfinite(row["ratio"]) else None}
-        for day, row in enumerate(rows, start=1)
-    ]  # fmt: skip
-    (tmp_path / "in.json").write_text(json.dumps(plain, indent=1))
+VALUES = {  # a column of parquet: a value, and how it is carried
+    "id": (7, 7),
+    "image": (b"\x00\xff", "AP8="),
+    "price": (decimal.Decimal("1.50"), "1.50"),
+    "ratio": (math.nan, None),
+    "day": (datetime.date(2026, 1, 2), "2026-01-02"),
+    "sampling": ({"max_tokens": 3, "top_k": None}, {"max_tokens": 3, "top_k": None}),
+}
+
+
+def test_rows_as_people_have_them(tmp_path):
+    """Parquet and an array of JSON: the same rows, and all of their columns in the output, null where a row has no
+    value, and under another name where results have that one."""
+    prompts = [{"text": "A fox", "uid": "a"}, {"text": "One day", "uid": "b"}]
+    values, carried = ({name: pair[i] for name, pair in VALUES.items()} for i in (0, 1))
+    pq.write_table(pa.Table.from_pylist([prompts[0] | values, prompts[1]]), tmp_path / "in.parquet")
+    none = dict.fromkeys(VALUES)
+    (tmp_path / "in.json").write_text(json.dumps([prompts[0] | carried, prompts[1] | none], indent=1))
     outputs = []
     for name in ("in.parquet", "in.json"):
-        command = ["--input", tmp_path / name, "--output", tmp_path / f"{name}.out", "--prompt-column", "text"]
-        status, _, stderr = batched_stage.main(*command, "--id-column", "uid", "--temperature", 0, *QUICK)
+        command = ["--input", tmp_path / name, "--output", tmp_path / f"{name}.out", "--temperature", 0, *QUICK]
+        status, _, stderr = ONE.main(*command, "--prompt-column", "text", "--id-column", "uid")
         assert status == 0, stderr
-        outputs.append(by_id(read_results(tmp_path / f"{name}.out")))
-    assert outputs[0] == outputs[1]
-    for row in plain:
-        result = next(result for result in outputs[0] if result["id"] == row["uid"])
-        carried = {"input_text": row["text"], "input_id": row["id"], "uid": row["uid"], "image": row["image"]}
-        names = ("price", "ratio", "sampling", "day", "note")
-        assert {**carried, **{name: row[name] for name in names}}.items() <= result.items()
-        params = batched_stage.SamplingParams(temperature=0, max_tokens=len(result["token_ids"]))
-        assert result["text"] == batched_stage.engine().generate([row["text"]], params)[0].outputs[0].text
-    resumed = ["--input", tmp_path / "in.json", "--output", tmp_path / "in.json.out", "--resume"]
-    resumed += ["--temperature", 0, *QUICK]
-    assert "--resume: id is 'id' now, " in batched_stage.main(*resumed, "--prompt-column", "text")[2]
-    assert batched_stage.main(*resumed, "--prompt-column", "text", "--id-column", "uid")[0] == 0
+        outputs.append(results_by_id(tmp_path / f"{name}.out"))
+    assert outputs[0] == near(outputs[1])
+    for prompt, row in zip(prompts, (carried, none), strict=True):
+        result = outputs[0][prompt["uid"]]
+        kept = {("input_id" if name == "id" else name): value for name, value in row.items()}
+        assert (kept | {"uid": prompt["uid"], "input_text": prompt["text"]}).items() <= result.items()
+        params = ONE.SamplingParams(temperature=0, max_tokens=3 if row["sampling"] else 8)
+        assert result["text"] == ONE.engine().generate(prompt["text"], params)[0].outputs[0].text
+    assert "--resume: id is 'id' now, " in ONE.refusal(*command, "--prompt-column", "text", "--resume")
 
 
-def test_inputs_that_can_not_be_read(tmp_path, monkeypatch):
-    """An error before the model is looked for."""
-    (tmp_path / "in.jsonl").write_text('{"question": "a"}\n')
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "repository/data").mkdir(parents=True)
-    for name in ("README.md", "data/train.parquet"):
-        (tmp_path / "repository" / name).touch()
-    for name, file in (("saved", "state.json"), ("splits", "dataset_dict.json")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / file).write_text("{}")
-    (tmp_path / "damaged.parquet").write_bytes(b"PAR1 not really")
-    pq.write_table(pa.table({"prompt": ["a"], "took": [datetime.timedelta(1)]}), tmp_path / "time.parquet")
-    pq.write_table(pa.table({"question": ["a"], "n": [1]}), tmp_path / "other.parquet")
+def test_folders_are_no_inputs(tmp_path):
+    """The error names a file, if there is one. What else can't be read: test_files.py."""
+    for name in ("plain/README.md", "repository/data/train.parquet", "saved/state.json", "splits/dataset_dict.json"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.touch()
     saved = "is a folder of save_to_disk: write its rows with datasets' to_parquet(FILE), and name that file"
-    missing = "has no column 'prompt': name another with --prompt-column, or combine several with --pr"
-    has = "has no column 'text', which --prompt-column names; it has 'question'"
-    timedelta = "JSON can't represent a value of type timedelta; leave that column out"
-
-    def refused(name, *flags):
-        return ONE.refusal("--input", tmp_path / name, "--output", tmp_path / "o", "--model", "nonesuch", *flags)
-
-    for name, flags, says in (
-        ("in.jsonl", ["--prompt-column", "text"], has),
-        ("in.jsonl", [], missing),
-        ("in.jsonl", ["--id-column", "uid"], "has no column 'uid'"),
-        ("plain", [], "is not a regular file, but a folder: name a file"),
-        ("repository", [], f"but a folder: name a file in it, such as {tmp_path / 'repository/data/train.parquet'}"),
-        ("saved", [], saved),
-        ("splits", [], saved),
-        ("damaged.parquet", [], "can't be read as parquet"),
-        ("time.parquet", [], timedelta),
-        ("other.parquet", [], missing),
+    for name, says in (
+        ("plain", "is not a regular file, but a folder: name a file"),
+        ("repository", f"but a folder: name a file in it, such as {tmp_path / 'repository/data/train.parquet'}"),
+        ("saved", saved),
+        ("splits", saved),
     ):
-        said = refused(name, *flags)
-        assert says in said
-        assert said.endswith(says) or name.endswith(("jsonl", "parquet"))
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    assert 'parquet needs pyarrow: pip install "stagewise[parquet]"' in refused("time.parquet")
+        said = ONE.refusal("--input", tmp_path / name, "--output", tmp_path / "o", "--model", "nonesuch")
+        assert said.endswith(says)
 
 
-# --- What goes first ------------------------------------------------------------------------------------------------
+# --- How a run goes, and what it tells ------------------------------------------------------------------------------
 
 
-@pytest.mark.covers("scheduler.py", "engine_loop.py", "llm.py")
-@pytest.mark.parametrize("stage", STAGES[3:], ids=str)
-def test_the_longest_outputs_go_first(stage, tmp_path):
+def test_the_longest_outputs_go_first(tmp_path):
     """So that no long one runs alone at the end: the fewest forward passes there can be, here."""
-    lengths = [2, 2, 2, 2, 2, 2, 12, 12]
-    source = tmp_path / "in.jsonl"
-    lines = [{"prompt": "A fox", "sampling": {"max_tokens": n, "ignore_eos": True}} for n in lengths[:-1]]
-    lines.append({"custom_id": "last", "method": "POST", "url": "/v1/completions"})
-    lines[-1]["body"] = {"model": "tinytales", "prompt": "A fox", "max_tokens": 12, "ignore_eos": True}
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    llm = stage.LLM(max_num_seqs=3, device="cpu")
-    with batch_file.open_output(str(source), tmp_path / "out.jsonl", False) as file:
-        batch_file.run_batch_file(
-            stage, llm, read_dataset(str(source)), file, batch_file.How(Sampling(stage)), quiet=True
-        )
+    body = {"model": "tinytales", "prompt": "A fox", "max_tokens": 12, "ignore_eos": True}
+    request = {"custom_id": "last", "method": "POST", "url": "/v1/completions", "body": body}
+    ours = [{"prompt": "A fox", "sampling": {"max_tokens": n, "ignore_eos": True}} for n in (2, 2, 2, 2, 2, 2, 12)]
+    source = str(write_rows(tmp_path / "in.jsonl", *ours, request))
+    llm, how = ONE.LLM(max_num_seqs=3, device="cpu"), batch_file.How(Sampling(ONE))
+    with batch_file.open_output(source, tmp_path / "out.jsonl", False) as file:
+        batch_file.run_batch_file(ONE, llm, read_dataset(source), file, how, quiet=True)
     assert llm.stats.num_forwards == 12  # 16 in the order of the file
 
 
-# --- What a run tells -----------------------------------------------------------------------------------------------
-
-
-def test_outputs_that_reach_their_greatest_length_are_counted(stage, tmp_path, capsys):
+@pytest.mark.parametrize("stage", [STAGES[1], STAGES[4]], ids=str)
+def test_outputs_that_reach_their_greatest_length_are_counted(stage):
     arguments = ["--prompts", "A fox", "One day", "--max-tokens", 3, "--ignore-eos"]
-    _, _, stderr = stage.main(*arguments, "--stats")
-    assert "\n  ended by length:      2\n" in stderr
-    lines = [{"id": 1, "text": "a", "finish_reason": "length"}, {"id": 2, "text": "b", "finish_reason": "stop"}]
-    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert score.main([str(tmp_path / "r.jsonl")]) == 0
-    stdout, stderr = capsys.readouterr()
-    assert json.loads(stdout)["truncated"] == 1
-    assert stderr == "stagewise score: 2 of 2 lines scored\n"
+    assert "\n  ended by length:      2\n" in stage.main(*arguments, "--stats")[2]
 
 
 @pytest.mark.parametrize("stage", [STAGES[0], STAGES[2], STAGES[4]], ids=str)
@@ -291,20 +247,21 @@ class Dataset(Hub):
 
 
 @pytest.fixture
-def hub():
+def hub(tmp_path, monkeypatch):
     with hub_with("datasets/USER/tales", Dataset) as server:
         server.commits, server.created = [], []
+        fetch_from(monkeypatch, f"http://127.0.0.1:{server.server_port}", tmp_path)
         yield server
 
 
-def test_a_dataset_of_the_hub(hub, tmp_path, monkeypatch):
+def test_a_dataset_of_the_hub(hub, tmp_path):
     lines = write_input(tmp_path / "in.jsonl", 5)
-    hub.files["in.jsonl"] = (tmp_path / "in.jsonl").read_bytes()
     pq.write_table(pa.Table.from_pylist([{"prompt": "A fox", "id": "p"}]), tmp_path / "p.parquet")
-    hub.files["p.parquet"] = (tmp_path / "p.parquet").read_bytes()
+    names = []
+    for name in ("in.jsonl", "p.parquet"):
+        hub.files[name] = (tmp_path / name).read_bytes()
+        names.append(f"hf://datasets/USER/tales/{name}")
     (tmp_path / "out").mkdir()
-    names = ["hf://datasets/USER/tales/in.jsonl", "hf://datasets/USER/tales/p.parquet"]
-    fetch_from(monkeypatch, f"http://127.0.0.1:{hub.server_port}", tmp_path)
     status, _, stderr = ONE.main("--input", *names, "--output", tmp_path / "out", *QUICK)
     assert status == 0, stderr
     assert len(read_results(tmp_path / "out" / "in.jsonl")) == len(lines)
@@ -317,11 +274,10 @@ def test_a_dataset_of_the_hub(hub, tmp_path, monkeypatch):
 
 
 def test_push(hub, tmp_path, monkeypatch):
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"prompt": "A fox", "answer": "x"}\n{"answer": "y"}\n')
-    assert STAGES[3].main("--input", source, "--output", output, *QUICK)[0] == 1
+    source = write_rows(tmp_path / "in.jsonl", {"prompt": "A fox", "answer": "x"}, {"answer": "y"})
+    output = tmp_path / "out.jsonl"
+    assert FOUR.main("--input", source, "--output", output, *QUICK)[0] == 1
     monkeypatch.setenv("HF_TOKEN", "hf_made_up")
-    fetch_from(monkeypatch, f"http://127.0.0.1:{hub.server_port}", tmp_path)
     status, _, stderr = outcome(push.main, output, "--repo", "USER/new", "--reference", "answer")
     assert status == 0, stderr
     assert hub.created[0]["visibility"] == "private"
@@ -340,29 +296,23 @@ def test_push(hub, tmp_path, monkeypatch):
     assert "USER/new can't be written" in refusal(push.main, output, "--repo", "USER/new")
 
 
-def test_scores_of_the_hub(hub, tmp_path, monkeypatch):
+def test_scores_of_the_hub(hub, tmp_path):
     """The same scores as for the file on disk. If a dataset has only one result file, it need not be named."""
-    results = [{"id": i, "text": text, "answer": "a fox"} for i, text in enumerate(["A fox", "a cat", "fox"])]
-    (tmp_path / "out.jsonl").write_text("".join(json.dumps(result) + "\n" for result in results))
-    hub.files |= {"README.md": b"", "out.jsonl": (tmp_path / "out.jsonl").read_bytes(), "out.jsonl.run.json": b"{}"}
-
-    def scored(name):
-        fetch_from(monkeypatch, f"http://127.0.0.1:{hub.server_port}", tmp_path)
-        return outcome(score.main, name, "--reference", "answer")
-
-    expected = scored(tmp_path / "out.jsonl")
-    assert expected[0] == 0
-    assert json.loads(expected[1])["exact_match"] == 2 / 3  # articles do not count
+    texts = enumerate(["A fox", "a cat", "fox"])
+    results = write_rows(tmp_path / "out.jsonl", *({"id": i, "text": text, "answer": "a fox"} for i, text in texts))
+    hub.files |= {"README.md": b"", "out.jsonl": results.read_bytes(), "out.jsonl.run.json": b"{}"}
+    expected = outcome(score.main, results, "--reference", "answer")
+    assert json.loads(expected[1])["exact_match"] == 2 / 3
     for name in ("hf://datasets/USER/tales/out.jsonl", "hf://datasets/USER/tales", "hf://datasets/USER/tales/"):
-        assert scored(name) == expected
+        assert outcome(score.main, name, "--reference", "answer") == expected
     hub.files["more.jsonl"] = b"{}"
+    HfFileSystem.clear_instance_cache()
     for name, says in (
         ("hf://datasets/USER/tales", "name the result file, hf://datasets/USER/tales/FILE (one of more.jsonl, out.js"),
         ("hf://datasets/USER/tales/none.jsonl", "hf://datasets/USER/tales/none.jsonl can't be fetched"),
         ("hf://USER/tales", "results on the Hub are hf://datasets/USER/NAME"),
         ("hf://datasets/USER/tales/more.jsonl", "more.jsonl, line 1: it has no text"),
     ):
-        fetch_from(monkeypatch, f"http://127.0.0.1:{hub.server_port}", tmp_path)
         assert says in refusal(score.main, name, "--reference", "answer")
 
 
@@ -374,27 +324,26 @@ def cells_of(card):
 
 def test_a_card_says_the_seed_and_the_parameters_as_they_were(tmp_path):
     """The run's seed, and each line's own parameters before those of the command line."""
-    source, output, folder = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "folder"
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [{"prompt": "A fox", "sampling": {"max_tokens": 3, "seed": i, "stop": ["|"]}} for i in range(9)]
-    lines += [{"prompt": "A fox"}, {"prompt": "A fox", "score": True}, {"sampling": {"max_tokens": 7}}]
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    scored = {"prompt": "A fox", "score": True}
     flags = ["--seed", "5", "--temperature", "0.5", "--max-tokens", "4", "--quiet"]
-    command = ["--input", source, "--output", output, *flags]
-    assert STAGES[3].main(*command)[0] == 1
-    assert push.main([str(output), "--folder", str(folder)]) == 0
-    cells = cells_of((folder / "README.md").read_text())
-    assert next(value for name, value in cells if name == "seed") == "`5`"
-    values = dict(cells)  # the later table's
+
+    def cells(*lines):
+        output.unlink(missing_ok=True)
+        FOUR.main("--input", write_rows(source, *lines), "--output", output, *flags)
+        folder = tmp_path / f"folder of {len(lines)}"
+        assert push.main([str(output), "--folder", str(folder)]) == 0
+        return cells_of((folder / "README.md").read_text())
+
+    of_run = cells(*lines, {"prompt": "A fox"}, scored, {"sampling": {"max_tokens": 7}})
+    assert next(value for name, value in of_run if name == "seed") == "`5`"
+    values = dict(of_run)  # the later table's
     assert values["max_tokens"] == "`3` (9 of 10 lines), `4` (1 of 10 lines)"
     assert values["temperature"] == "`0.5`"
     assert values["stop"] == r'`["\|"]` (9 of 10 lines), `[]` (1 of 10 lines)'
     assert values["seed"].endswith("and 5 other values")
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines[-2:-1]))
-    output.unlink()
-    shutil.rmtree(folder)
-    assert STAGES[3].main(*command)[0] == 0
-    assert push.main([str(output), "--folder", str(folder)]) == 0
-    assert [value for name, value in cells_of((folder / "README.md").read_text()) if name == "seed"] == ["`5`"]
+    assert [value for name, value in cells(scored) if name == "seed"] == ["`5`"]
 
 
 def test_push_tells_what_is_wrong(tmp_path):

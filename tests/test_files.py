@@ -14,13 +14,16 @@ import shutil
 import sys
 import tarfile
 import zipfile
+from datetime import timedelta
+from statistics import mean
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from transformers import GPT2LMHeadModel, GPT2Tokenizer
 
-from stagewise import batch_file, score
-from stagewise import dataset as datasets
+from stagewise import score
 from stagewise.dataset import Columns, check_columns, read_dataset
 from tests.adapter import ROOT, STAGES
 from tests.test_batch_file import QUICK, read_results
@@ -91,66 +94,45 @@ def test_every_format_in_every_packing_and_encoding(tmp_path, name):
             assert [json.loads(row) for _, row in read_dataset(str(path)).rows] == ROWS, (name, ending)
 
 
+JSONL = lines(ROWS).encode()
 SPOILED = {
-    "in.jsonl": (
-        "question,answer\n1,2\n",
-        "is not JSON lines (line 1: not JSON: Expecting value at column 1); names of other ",
-    ),
+    "in.jsonl": ("question,answer\n1,2\n", "is not JSON lines (line 1: not JSON: Expecting value at column 1); names "),
     "list.jsonl": ('"a"\n"b"\n', "is not JSON lines (line 1 is a JSON str, not an object)"),
+    "indented.jsonl": (json.dumps(ROWS[0], indent=1) * 2, "write each on one line, as `jq -c . FILE` does"),
+    "messages.jsonl": (lines([{"messages": []}]), "has no column 'prompt': name another with --prompt-column"),
+    "numbers.jsonl": (lines([{"prompt": 5}, {"prompt": {}}]), "no line can be run; line 1: prompt must be a string"),
+    "gsm8k.jsonl": (lines([{"question": "1 + 1?", "answer": "2"}]), "-prompt-template; it has 'question', 'answer'"),
     "in.json": ('[{"prompt": "a"},', "is not a JSON array: "),
+    "indented.json": ('{\n "prompt": "a",\n}', "is not a JSON object: Expecting property name enclosed in double quo"),
     "twice.json": ('[{"prompt": "a", "prompt": "b"}]', "the key 'prompt' appears twice"),
     "several.json": ('{"train": [{"prompt": "a"}], "test": [{"prompt": "a"}]}', "has several lists (train, test)"),
+    "pandas.json": ('{"prompt": {"0": "A fox"}}', 'rows, with to_json(FILE, orient="records", lines=True)'),
+    "page.json": ("<!DOCTYPE html>\n<html>", "is a web page: download the file that it shows"),
     "in.csv": ("prompt,n\na,1,2\n", "the row that ends in line 2 has 3 fields, the header 2"),
     "quote.csv": ('prompt\n"a\n', "can't be read as a table: unexpected end of data"),
     "names.csv": ("a,a\n1,2\n", "two columns are named 'a' in its first line, which has the columns' names"),
-    "semicolons.csv": ('"prompt";"n"\nA fox, red;2\n', "';' separates its columns: save it with commas as .csv, with "),
+    "headless.csv": ("A fox,red\nA hen,blue\n", "it has 'A fox', 'red' (its first line; if these are values, put the"),
+    "semicolons.csv": ('"prompt";"n"\nA fox, red;2\n', "';' separates its columns: save it with commas as .csv"),
     "tabs.csv": ("prompt\tn\n", r"'\t' separates its columns"),
     "commas.tsv": ("prompt,n\n", "',' separates its columns"),
-    "headless.csv": (
-        "A fox,red\nA hen,blue\n",
-        "it has 'A fox', 'red' (its first line; if these are values, put the columns' names before them)",
-    ),
-    "indented.jsonl": (json.dumps(ROWS[0], indent=1) * 2, "write each on one line, as `jq -c . FILE` does"),
-    "indented.json": ('{\n "prompt": "a",\n}', "is not a JSON object: Expecting property name enclosed in double quo"),
-    "pandas.json": (
-        '{"prompt": {"0": "A fox", "1": "A hen"}}',
-        'rows, with to_json(FILE, orient="records", lines=True)',
-    ),
+    "latin.csv": ("prompt\né\n".encode("latin-1"), "is not UTF-8: invalid continuation byte at byte 7; convert it"),
+    "wide.csv": (table(ROWS, ",").encode("utf-16-le"), "is in UTF-16-LE: convert it to UTF-8"),
+    "wide.jsonl": (lines(ROWS).encode("utf-16"), "is in UTF-16: convert it to UTF-8, as `iconv -f utf-16 -t utf-8`"),
     "run.toml": ("max-tokens = 5\n", "is TOML: a file of flags is given with --config"),
     "notes.md": ("# Notes\n", "has an unknown ending, .md, and is not JSON lines (line 1: not JSON"),
-    "in.tar.gz": (tar(lines(ROWS).encode()), "is a tar archive: unpack it with `tar xf`, and name a file in it"),
-    "in.zip": (zipped(lines(ROWS).encode()), "is a zip archive: unpack it, and name a file in it"),
-    "in.jsonl.bz2": (bz2.compress(lines(ROWS).encode()), "is packed by bzip2: unpack it with bunzip2"),
-    "in.jsonl.xz": (lzma.compress(lines(ROWS).encode()), "is packed by xz: unpack it with unxz"),
+    "text.txt": ("A fox\n", '--prompts-file completes its lines; for --input write each one as {"prompt": …}'),
+    "in.txt.gz": (gzip.compress(b"A fox\n"), "is a text: --prompts-file completes its lines"),
     "in.XLSX": (b"PK\x03\x04", "is a spreadsheet: save it as CSV, in UTF-8"),
     "in.pkl": (pickle.dumps(ROWS), "is a pickle, which may run code when it is read: save it as JSON lines"),
-    "lfs.parquet": ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer to a file of Git LFS"),
-    "page.json": ("<!DOCTYPE html>\n<html>", "is a web page: download the file that it shows"),
-    "numbers.jsonl": (
-        lines([{"prompt": 5}, {"prompt": {"a": 1}}]),
-        "no line can be run; line 1: prompt must be a string",
-    ),
-    "messages.jsonl": (lines([{"messages": []}]), "has no column 'prompt': name another with --prompt-column"),
-    "latin.csv": ("prompt\né\n".encode("latin-1"), "is not UTF-8: invalid continuation byte at byte 7; convert it"),
-    "text.txt": (
-        "A fox\n",
-        '--prompts-file completes its lines; for --input write each one as {"prompt": …}',
-    ),
-    "in.txt.gz": (gzip.compress(b"A fox\n"), "is a text: --prompts-file completes its lines"),
-    "wide.jsonl": (
-        lines(ROWS).encode("utf-16"),
-        "is in UTF-16: convert it to UTF-8, as `iconv -f utf-16 -t utf-8`",
-    ),
-    "wide.csv": (table(ROWS, ",").encode("utf-16-le"), "is in UTF-16-LE: convert it to UTF-8"),
-    "in.gz": (gzip.compress(lines(ROWS).encode())[:-9], "can't be decompressed: "),
-    "in.jsonl.zst": (b"\x28\xb5\x2f\xfd", "is packed by zstd: unpack it with unzstd"),
-    "zstd.jsonl": (b"\x28\xb5\x2f\xfd", "is packed by zstd: unpack it with unzstd"),
     "in.parquet": (b"PAR1", "can't be read as parquet"),
-    "gsm8k.jsonl": (
-        lines([{"question": "1 + 1?", "answer": "2"}]),
-        "has no column 'prompt': name another with --prompt-column, or combine several with --prompt-template; it "
-        "has 'question', 'answer'",
-    ),
+    "time.parquet": (parquet([{"took": timedelta(1)}]), "JSON can't represent a value of type timedelta; leave that "),
+    "lfs.parquet": ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer to a file of Git LFS"),
+    "in.gz": (gzip.compress(JSONL)[:-9], "can't be decompressed: "),
+    "in.tar.gz": (tar(JSONL), "is a tar archive: unpack it with `tar xf`, and name a file in it"),
+    "in.zip": (zipped(JSONL), "is a zip archive: unpack it, and name a file in it"),
+    "in.jsonl.bz2": (bz2.compress(JSONL), "is packed by bzip2: unpack it with bunzip2"),
+    "in.jsonl.xz": (lzma.compress(JSONL), "is packed by xz: unpack it with unxz"),
+    "zstd.jsonl": (b"\x28\xb5\x2f\xfd", "is packed by zstd: unpack it with unzstd"),
 }
 
 
@@ -166,36 +148,35 @@ def test_one_error_about_a_file_before_a_model_is_loaded(tmp_path, name):
     assert not output.exists()
 
 
-def test_an_error_has_the_id_of_its_line(tmp_path):
+@pytest.mark.parametrize("prompt", [["--prompt-column", "q"], ["--prompt-template", "{q}"]])
+def test_an_error_has_the_id_of_its_line(tmp_path, prompt):
     """Whatever else is wrong: no prompt, a null in its place, no choices, two fields that get one name."""
     rows = [{"uid": "a", "q": "A fox", "c": ["x"]}, {"uid": "b", "c": ["x"]}, {"uid": "c", "q": None, "c": ["x"]}]
-    rows += [{"uid": "d", "q": "A hen", "c": None}, {"uid": "e", "q": 5, "c": ["x"], "text": 1, "input_text": 2}]
+    rows += [{"uid": "d", "q": "A hen", "c": None}, {"uid": "e", "q": "A", "c": ["x"], "text": 1, "input_text": 2}]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines(rows))
+    command = ["--input", source, "--output", output, "--id-column", "uid", "--choices-column", "c", "--quiet"]
+    assert LAST.main(*command, *prompt)[0] == 1
+    assert {result["id"]: "error" in result for result in read_results(output)} == {
+        "a": False, "b": True, "c": True, "d": True, "e": True,
+    }  # fmt: skip
+
+
+def test_columns_that_are_not_there(tmp_path, monkeypatch):
+    (tmp_path / "in.jsonl").write_text(lines(ROWS))
+    command = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--model", "nonesuch"]
+    said = LAST.refusal(*command, "--prompt-column", "text")
+    assert said.endswith("has no column 'text', which --prompt-column names; it has 'prompt', 'answer'")
+    assert "has no column 'uid'" in LAST.refusal(*command, "--id-column", "uid")
+    (tmp_path / "in.jsonl").write_bytes(parquet(ROWS))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert 'parquet needs pyarrow: pip install "stagewise[parquet]"' in LAST.refusal(*command)
+
+
+@pytest.mark.parametrize("rows", [[{"n": 1}] * 3 + [{"prompt": "a"}], []], ids=["null at first", "no rows"])
+def test_a_column_need_not_be_in_the_first_rows(tmp_path, rows):
     (tmp_path / "in.jsonl").write_text(lines(rows))
-    for i, (flags, wrong) in enumerate(
-        (
-            (["--prompt-column", "q"], {"b", "c", "e"}),
-            (["--prompt-template", "{q}"], {"b", "c", "e"}),
-            (["--prompt-column", "q", "--choices-column", "c"], {"b", "c", "d", "e"}),
-        )
-    ):
-        output = tmp_path / f"{i}.jsonl"
-        limit = [] if "--choices-column" in flags else ["--max-tokens", "1"]
-        command = ["--input", tmp_path / "in.jsonl", "--output", output, "--id-column", "uid", "--quiet"]
-        assert LAST.main(*command, *flags, *limit)[0] == 1
-        results = {result["id"]: result for result in read_results(output)}
-        assert results.keys() == {"a", "b", "c", "d", "e"}
-        assert {name for name, result in results.items() if "error" in result} == wrong
-
-
-def test_a_column_may_be_null_in_the_first_rows(tmp_path, monkeypatch):
-    path = tmp_path / "in.jsonl"
-    path.write_text(lines([{"n": 1}] * 3 + [{"prompt": "a"}]))
-    check_columns(read_dataset(str(path)), Columns())
-    path.write_text("")
-    check_columns(read_dataset(str(path)), Columns())
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(ValueError, match="stdin, which is closed"):
-        datasets.check_dataset("-")
+    check_columns(read_dataset(str(tmp_path / "in.jsonl")), Columns())
 
 
 def test_templates_and_columns_that_can_not_be():
@@ -230,18 +211,6 @@ def test_what_a_line_carries_and_does_not_use_is_told(tmp_path):
     assert (result["max_tokens"], len(result["token_ids"])) == (5, 8)
 
 
-def test_lines_are_checked_while_others_run(tmp_path, monkeypatch):
-    """A file of two parts: lines of the second are checked when the first is answered."""
-    checked, monkeyed = [], batch_file.LineReader.check
-    monkeypatch.setattr(batch_file, "LINES_AT_ONCE", 4)
-    monkeypatch.setattr(batch_file.LineReader, "check", lambda self, line: checked.append(line) or monkeyed(self, line))
-    monkeypatch.setattr(batch_file, "append", lambda file, result: seen.append(len(checked)))
-    seen, source = [], tmp_path / "in.jsonl"
-    source.write_text(lines([{"prompt": "A fox"}] * 7 + [{"prompt": "word " * 2000}]))
-    assert LAST.main("--input", source, "--output", tmp_path / "out.jsonl", *QUICK)[0] == 1
-    assert seen == [4] * 4 + [8] * 4
-
-
 def test_strict_runs_nothing_if_a_line_is_wrong(tmp_path):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(lines([{"prompt": "A fox"}, {"prompt": "word " * 2000}, {"prompt": 5}]))
@@ -262,73 +231,47 @@ def test_an_input_from_stdin(tmp_path, monkeypatch):
         assert LAST.main("--input", "-", "--output", output, *QUICK, *flags)[0] == 0
         assert len(read_results(output)) == 2
         output.write_bytes(output.read_bytes()[:20])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"id": 1, "text": "fox", "answer": "fox"}')))
-    assert score.main(["-", "--reference", "answer"]) == 0
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "stdin, which is closed" in LAST.refusal("--input", "-", "--output", output, *QUICK)
 
 
 # --- Datasets of the field ------------------------------------------------------------------------------------------
 
-GSM8K = [
-    {"question": "Otto has 2 eggs and finds 3. How many has he?", "answer": "He has 2 + 3 = <<2+3=5>>5.\n#### 5"},
-    {"question": "A hen lays 1,000 eggs. How many?", "answer": "All of them.\n#### 1,000"},
-]
-ALPACA = [
-    {"instruction": "Name the animal.", "input": "It barks.", "output": "A dog."},
-    {"instruction": "Say hello.", "input": "", "output": "Hello!"},
-]
-SHAREGPT = [
-    {"id": "a_0", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
-    {"id": "b_0", "conversations": [{"from": "human", "value": "Tell a tale"}, {"from": "gpt", "value": "Once"}]},
-]
 HELLASWAG = [
-    {
-        "ind": 4, "activity_label": "Walking", "ctx_a": "A fox walks.", "ctx_b": "he", "ctx": "A fox walks. he",
-        "endings": ["flies to the moon.", "goes home.", "is a lantern.", "sings to it."], "label": "1",
-        "split": "val", "split_type": "indomain", "source_id": "made~up",
-    },
-    {
-        "ind": 5, "activity_label": "Looking", "ctx_a": "A hen looks.", "ctx_b": "she", "ctx": "A hen looks. she",
-        "endings": ["sees an egg.", "is blue.", "ate the road.", "was never."], "label": "0",
-        "split": "val", "split_type": "indomain", "source_id": "made~up",
-    },
+    dict(ind=4, activity_label="Walking", ctx_a="A fox walks.", ctx_b="he", ctx="A fox walks. he", label="1",
+         endings=["flies to the moon.", "goes home.", "is a lantern.", "sings to it."], split="val"),
+    dict(ind=5, activity_label="Looking", ctx_a="A hen looks.", ctx_b="she", ctx="A hen looks. she", label="0",
+         endings=["sees an egg.", "is blue.", "ate the road.", "was never."], split="val"),
 ]  # fmt: skip
 LAMBADA = [
-    {"text": "Otto looked for the lantern. At last he found the lantern", "domain": None},
-    {"text": "A fox ran home"},
+    dict(text="Otto looked for the lantern. At last he found the lantern", domain=None),
+    dict(text="A fox ran home"),
 ]
-ARC = [
-    {
-        "id": "Mercury_1", "question": "Which barks?", "answerKey": "B",
-        "choices": {"text": ["hen", "dog"], "label": ["A", "B"]},
-    },
-]  # fmt: skip
-MMLU = [
-    {"question": "Which barks?", "subject": "animals", "choices": ["hen", "dog", "fish", "fox"], "answer": 1},
-    {"question": "Which swims?", "subject": "animals", "choices": ["hen", "dog", "fish", "fox"], "answer": 2},
+ARC = dict(id="Mercury_1", question="Which barks?", choices=dict(text=["hen", "dog"], label=["A", "B"]), answerKey="B")
+MMLU = dict(question="Which barks?", subject="animals", choices=["hen", "dog", "fish", "fox"], answer=1)
+GSM8K = dict(question="Otto has 2 eggs and finds 3?", answer="He has 2 + 3 = <<2+3=5>>5.\n#### 1,005")
+ALPACA = [
+    dict(instruction="Name the animal.", input="It barks.", output="A dog."),
+    dict(instruction="Say hello.", input="", output="Hello!"),
 ]
-TRIVIAQA = [
-    {
-        "question": "Who lived in the windmill?", "question_id": "q_1", "question_source": "made up",
-        "answer": {"value": "Otto", "aliases": ["Otto", "The mouse Otto"], "normalized_value": "otto"},
-    },
-]  # fmt: skip
-CNN = [{"article": "A fox was seen. " * 300, "highlights": "A fox was seen .\nIt ran .", "id": "0001"}]
-IFEVAL = [
-    {
-        "key": 1000, "prompt": "Write a tale without commas.", "instruction_id_list": ["punctuation:no_comma"],
-        "kwargs": [{"num_words": None, "relation": None}],
-    },
-]  # fmt: skip
+SHAREGPT = dict(id="a_0", conversations=[{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}])
+TRIVIAQA = dict(
+    question="Who lived in the windmill?",
+    question_id="q_1",
+    answer={"value": "Otto", "aliases": ["Otto", "The mouse Otto"], "normalized_value": "otto"},
+)
+CNN = dict(article="A fox was seen. " * 300, highlights="A fox was seen .\nIt ran .", id="0001")
+IFEVAL = dict(key=1000, prompt="Write a tale without commas.", kwargs=[{"num_words": None, "relation": None}])
 SHAPES = {
-    "gsm8k.jsonl": lines(GSM8K).encode(),
+    "gsm8k.jsonl": lines([GSM8K]).encode(),
     "alpaca.json": json.dumps(ALPACA, indent=4).encode(),
-    "sharegpt.json": json.dumps(SHAREGPT).encode(),
+    "sharegpt.json": json.dumps([SHAREGPT]).encode(),
     "hellaswag.jsonl": lines(HELLASWAG).encode(),
     "lambada.jsonl": lines(LAMBADA).encode(),
-    "mmlu.parquet": parquet(MMLU),
-    "triviaqa.parquet": parquet(TRIVIAQA),
-    "cnn.csv": table(CNN, ",").encode(),
-    "ifeval.jsonl": lines(IFEVAL).encode(),
+    "mmlu.parquet": parquet([MMLU]),
+    "triviaqa.parquet": parquet([TRIVIAQA]),
+    "cnn.csv": table([CNN], ",").encode(),
+    "ifeval.jsonl": lines([IFEVAL]).encode(),
 }
 
 
@@ -365,26 +308,71 @@ def test_datasets_of_the_field(tmp_path, monkeypatch, capsys, name):
     assert expected <= summary.keys()
 
 
-def test_choices_under_their_published_names(tmp_path):
-    """`choices`, as in MMLU, and `choices.text`, as in ARC, whether the prompt ends in a space or not."""
-    for name, rows, column, texts in (
-        ("mmlu", MMLU, "choices", MMLU[0]["choices"]),
-        ("arc", ARC, "choices.text", ARC[0]["choices"]["text"]),
-    ):
-        (tmp_path / name).write_text(lines(rows))
-        for prompt in ("Question: {question} Answer:", "Question: {question} Answer: "):
-            output = tmp_path / f"{name} {prompt[-1]}"
-            flags = ["--prompt-template", prompt, "--choices-column", column, "--quiet"]
-            assert LAST.main("--input", tmp_path / name, "--output", output, *flags)[0] == 0
-            result, *others = read_results(output)
-            assert len(others) == len(rows) - 1
-            assert result["choices"] == texts
-            assert result.get("input_choices", texts) in (texts, ARC[0]["choices"])
-            expected = LAST.engine().score(
-                ["Question: Which barks? Answer:"] * len(texts), [f" {one}" for one in texts]
-            )
-            logprobs = [one["logprob"] for one in result["scores"]]
-            assert logprobs == pytest.approx([one.logprob for one in expected], abs=1e-3)
+@pytest.mark.parametrize("end", ["", " "])
+def test_choices_come_after_a_space(tmp_path, end):
+    """Whether the prompt ends in one or not; and their column may be nested, as in ARC."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines([ARC]))
+    flags = ["--prompt-template", f"Question: {{question}} Answer:{end}", "--choices-column", "choices.text", "--quiet"]
+    assert LAST.main("--input", source, "--output", output, *flags)[0] == 0
+    (result,) = read_results(output)
+    assert result["choices"] == ["hen", "dog"]
+    expected = LAST.engine().score(["Question: Which barks? Answer:"] * 2, [" hen", " dog"])
+    logprobs = [one["logprob"] for one in result["scores"]]
+    assert logprobs == pytest.approx([one.logprob for one in expected], abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def likelihood():
+    """By transformers: a continuation's log-probability after a prompt, and whether it is the greedy one."""
+    path = ROOT / "stagewise/models/tinytales"
+    model = GPT2LMHeadModel.from_pretrained(path, dtype=torch.float32).eval()
+    tokenizer = GPT2Tokenizer.from_pretrained(path)
+
+    @torch.no_grad()
+    def likelihood(prompt, continuation):
+        begin, whole = tokenizer(prompt).input_ids, tokenizer(prompt + continuation).input_ids
+        rows = model(torch.tensor([whole])).logits[0].log_softmax(-1)[len(begin) - 1 : -1]
+        ids = torch.tensor(whole[len(begin) :])
+        return rows.gather(1, ids[:, None]).sum().item(), bool((rows.argmax(1) == ids).all())
+
+    return likelihood
+
+
+@pytest.fixture
+def summary(tmp_path, capsys):
+    """Run a dataset and score its results."""
+
+    def summary(rows, flags, *scoring):
+        source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        source.write_text(lines(rows))
+        assert LAST.main("--input", source, "--output", output, *flags, "--quiet")[0] == 0
+        assert score.main([str(output), *scoring]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return summary
+
+
+def test_the_accuracy_of_choices_is_lm_evals(likelihood, summary):
+    """The best sum of log-probabilities (acc), and the best one per character of the choice (acc_norm)."""
+    ours = summary(HELLASWAG, ["--prompt-column", "ctx", "--choices-column", "endings"], "--reference", "label")
+    right, right_by_character = [], []
+    for row in HELLASWAG:
+        sums = [likelihood(row["ctx"], f" {end}")[0] for end in row["endings"]]
+        normed = [value / len(end) for value, end in zip(sums, row["endings"], strict=True)]
+        right.append(sums.index(max(sums)) == int(row["label"]))
+        right_by_character.append(normed.index(max(normed)) == int(row["label"]))
+    assert (ours["accuracy"], ours["accuracy_norm"]) == (mean(right), mean(right_by_character))
+
+
+def test_the_accuracy_of_last_words_is_lm_evals(likelihood, summary):
+    """LAMBADA: whether the last word is the greedy one (acc), and exp of minus the mean log-probability of these words
+    (perplexity)."""
+    ours = summary(LAMBADA, ["--prompt-column", "text", "--score", "last-word"])
+    prompts = [row["text"].rpartition(" ") for row in LAMBADA]
+    logprobs, greedy = zip(*(likelihood(prompt, f" {word}") for prompt, _, word in prompts), strict=True)
+    assert ours["accuracy"] == mean(greedy)
+    assert ours["continuation_perplexity"] == pytest.approx(math.exp(-mean(logprobs)), rel=1e-3)
 
 
 # --- Chats ----------------------------------------------------------------------------------------------------------
@@ -402,7 +390,7 @@ CHATS = {  # the prompt -> as TRL and OpenAI, and as ShareGPT write it
 SHAREGPT_NAMES = {"user": "human", "assistant": "gpt", "system": "system"}
 
 
-@pytest.mark.parametrize("name", ["prompt", "messages", "conversations"])
+@pytest.mark.parametrize("name", ["prompt", "conversations"])
 def test_chats(tmp_path, monkeypatch, name):
     """From the first turn on, with each role, and without the answer at the end."""
     source, output, template = tmp_path / "in.parquet", tmp_path / "out.jsonl", tmp_path / "t.jinja"
@@ -427,145 +415,52 @@ def test_chats(tmp_path, monkeypatch, name):
     assert not output.exists()
 
 
-def test_chats_that_can_not_be_run(tmp_path):
-    """Each is a line with an error; what scores texts is not for chats, but choices are."""
-    source, template = tmp_path / "in.jsonl", tmp_path / "t.jinja"
-    template.write_text(
-        CHAT_TEMPLATE.replace(
-            "{% for", "{% if messages[0].role == 'critic' %}{{ raise_exception('no critics') }}{% endif %}{% for"
-        )
-    )
-    good = [{"role": "user", "content": "Hi"}]
-    wrong = {
-        "the chat has only answers": [{"role": "assistant", "content": "Hi"}],
-        "turn 0 of the chat is from 'bing', not one of system, human, user, gpt, assistant": [
-            {"from": "bing", "value": ""}
-        ],
-        "turn 1 of the chat must have texts as role and content": [*good, {"role": "user", "content": [1]}],
-        "turn 0 of the chat must have texts": [{"text": "Hi"}],
-        "the chat template can't take these messages: no critics": [{"role": "critic", "content": "Hi"}],
-    }
-    source.write_text(lines([{"prompt": good}, *({"prompt": chat} for chat in wrong.values())]))
-    command = ["--input", source, "--chat-template", template, "--quiet"]
-    assert LAST.main(*command, "--output", tmp_path / "a", "--max-tokens", 1)[0] == 1
-    results = {result["id"]: result for result in read_results(tmp_path / "a")}
+GOOD = [{"role": "user", "content": "Hi"}]
+BAD_CHATS = {
+    "the chat has only answers": [{"role": "assistant", "content": "Hi"}],
+    "turn 0 of the chat is from 'bing', not one of system, human, user, gpt": [{"from": "bing", "value": ""}],
+    "turn 1 of the chat must have texts as role and content": [*GOOD, {"role": "user", "content": [1]}],
+    "turn 0 of the chat must have texts": [{"text": "Hi"}],
+    "the chat template can't take these messages: no critics": [{"role": "critic", "content": "Hi"}],
+}
+
+
+@pytest.fixture
+def run_chats(tmp_path):
+    """Flags for a run of these lines, and its output."""
+
+    def run_chats(*chats):
+        source, output, template = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "t.jinja"))
+        source.write_text(lines([{"prompt": chat} for chat in chats]))
+        refusal = "{% if messages[0].role == 'critic' %}{{ raise_exception('no critics') }}{% endif %}"
+        template.write_text(refusal + CHAT_TEMPLATE)
+        return ["--input", source, "--output", output, "--chat-template", template, "--quiet"], output
+
+    return run_chats
+
+
+def test_chats_that_can_not_be_run(run_chats):
+    """Each is a line with an error."""
+    command, output = run_chats(GOOD, *BAD_CHATS.values())
+    assert LAST.main(*command, "--max-tokens", 1)[0] == 1
+    results = {result["id"]: result for result in read_results(output)}
     assert "error" not in results["line-1"]
-    for number, says in enumerate(wrong, start=2):
+    for number, says in enumerate(BAD_CHATS, start=2):
         assert says in results[f"line-{number}"]["error"]
-    source.write_text(lines([{"prompt": good}]))
+
+
+def test_the_last_word_of_a_chat_is_not_scored_but_choices_are(run_chats):
+    command, output = run_chats(GOOD)
     for how in ("text", "last-word"):
-        said = LAST.refusal(*command, "--output", tmp_path / "b", "--score", how)
-        assert "--score is for texts, and the prompt is a chat" in said
-    assert LAST.main(*command, "--output", tmp_path / "b", "--choices", "yes", "no")[0] == 0
-    (result,) = read_results(tmp_path / "b")
+        assert "--score is for texts, and the prompt is a chat" in LAST.refusal(*command, "--score", how)
+    assert LAST.main(*command, "--choices", "yes", "no")[0] == 0
+    (result,) = read_results(output)
     expected = LAST.engine().score(["user: Hi\nbot:"] * 2, [" yes", " no"])
     assert [one["logprob"] for one in result["scores"]] == pytest.approx([e.logprob for e in expected], abs=1e-3)
+
+
+def test_the_last_word_of_tokens_is_none(tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(lines([{"prompt_token_ids": [1, 2]}]))
-    said = LAST.refusal("--input", source, "--output", tmp_path / "c", "--score", "last-word")
+    said = LAST.refusal("--input", source, "--output", output, "--score", "last-word")
     assert "--score last-word is for prompts that are texts" in said
-
-
-def test_accuracies_are_those_of_lm_eval(tmp_path, capsys):
-    """By its formulas, of the likelihoods that transformers computes: a choice comes after a space, the best sum of
-    log-probabilities (acc), the best one per character of the choice (acc_norm); LAMBADA's last word, greedy (acc),
-    and exp of minus the mean log-probability of these words (perplexity)."""
-    import numpy as np
-    import torch
-    from transformers import GPT2LMHeadModel, GPT2Tokenizer
-
-    path = ROOT / "stagewise/models/tinytales"
-    model = GPT2LMHeadModel.from_pretrained(path, dtype=torch.float32).eval()
-    tokenizer = GPT2Tokenizer.from_pretrained(path)
-
-    @torch.no_grad()
-    def likelihood(prompt, continuation):
-        begin, whole = tokenizer(prompt).input_ids, tokenizer(prompt + continuation).input_ids
-        rows = model(torch.tensor([whole])).logits[0].log_softmax(-1)[len(begin) - 1 : -1]
-        ids = torch.tensor(whole[len(begin) :])
-        return rows.gather(1, ids[:, None]).sum().item(), bool((rows.argmax(1) == ids).all())
-
-    (tmp_path / "h.jsonl").write_text(lines(HELLASWAG))
-    (tmp_path / "l.jsonl").write_text(lines(LAMBADA))
-    results = []
-    for name, flags, scoring in (
-        ("h", ["--prompt-column", "ctx", "--choices-column", "endings"], ["--reference", "label"]),
-        ("l", ["--prompt-column", "text", "--score", "last-word"], []),
-    ):
-        output = tmp_path / f"{name}.out"
-        assert LAST.main("--input", tmp_path / f"{name}.jsonl", "--output", output, *flags, "--quiet")[0] == 0
-        assert score.main([str(output), *scoring]) == 0
-        results.append(json.loads(capsys.readouterr().out))
-    sums = [np.array([likelihood(row["ctx"], f" {end}")[0] for end in row["endings"]]) for row in HELLASWAG]
-    lengths = [np.array([float(len(end)) for end in row["endings"]]) for row in HELLASWAG]
-    gold = [int(row["label"]) for row in HELLASWAG]
-    assert results[0]["accuracy"] == np.mean([s.argmax() == g for s, g in zip(sums, gold, strict=True)])
-    normed = [(s / n).argmax() == g for s, n, g in zip(sums, lengths, gold, strict=True)]
-    assert results[0]["accuracy_norm"] == np.mean(normed)
-    words = [likelihood(" ".join(t.split(" ")[:-1]), f" {t.split(' ')[-1]}") for t in (row["text"] for row in LAMBADA)]
-    assert results[1]["accuracy"] == np.mean([greedy for _, greedy in words])
-    expected = math.exp(-np.mean([logprob for logprob, _ in words]))
-    assert results[1]["continuation_perplexity"] == pytest.approx(expected, rel=1e-3)
-
-
-# --- Scores ---------------------------------------------------------------------------------------------------------
-
-
-def scored(tmp_path, capsys, results, *flags, expected=0):
-    (tmp_path / "r.jsonl").write_text(lines(results))
-    assert score.main([str(tmp_path / "r.jsonl"), *flags]) == expected
-    out, err = capsys.readouterr()
-    return (json.loads(out) if out else None), err
-
-
-def choice(label, best=1):
-    scores = [{"logprob": -1.0 if i == best else -5.0, "num_tokens": 1, "num_bytes": 4} for i in range(3)]
-    return {"score": True, "choices": [" hen", "dog", "fox "], "label": label, "scores": scores}
-
-
-@pytest.mark.parametrize("label", [1, 1.0, "1", "dog", " dog", [1], ["dog"]])
-def test_a_label_is_a_number_or_a_text(tmp_path, capsys, label):
-    summary, _ = scored(tmp_path, capsys, [choice(label), choice(label, best=2)], "--reference", "label")
-    assert summary["accuracy"] == summary["accuracy_norm"] == 0.5
-    nested = {**choice(None), "gold": {"label": label, "all": [label]}}
-    assert scored(tmp_path, capsys, [nested], "--reference", "gold.label")[0]["accuracy"] == 1
-    if not isinstance(label, list):
-        assert scored(tmp_path, capsys, [nested], "--reference", "gold.all")[0]["accuracy"] == 1
-
-
-@pytest.mark.parametrize("label", [True, 1.5, "", "B", 3, -1, {"a": 1}, [0, 1], "cat", float("nan")])
-def test_labels_that_mean_no_choice(tmp_path, capsys, label):
-    summary, err = scored(tmp_path, capsys, [choice(label), choice(1)], "--reference", "label", expected=1)
-    assert (summary["unscored"], summary["accuracy"]) == (1, 1)
-    assert "line 1: the reference must be a choice or its number from 0 to 2, got " in err
-
-
-def test_there_is_always_a_summary(tmp_path, capsys):
-    """Null references are counted and left out; unreadable lines are reported."""
-    fox = {"text": "The fox", "answer": "fox"}
-    summary, err = scored(tmp_path, capsys, [fox, {**fox, "answer": None}, {"text": "x"}], "--reference", "answer")
-    assert (summary, err) == (
-        {"lines": 3, "errors": 0, "without_reference": 2, "exact_match": 1, "contains": 1, "f1": 1},
-        "stagewise score: 1 of 3 lines scored, 2 without a reference\n",
-    )
-    summary, err = scored(tmp_path, capsys, [{**fox, "answer": None}], "--reference", "answer")
-    assert summary == {"lines": 1, "errors": 0, "without_reference": 1}
-    summary, err = scored(tmp_path, capsys, [fox, 5, {"id": 1}], "--reference", "answer", expected=1)
-    assert (summary["unscored"], summary["exact_match"]) == (2, 1)
-    assert "1 of 3 lines scored; 2 can't be scored, the first: " in err
-    summary, err = scored(tmp_path, capsys, [fox], "--reference", "label", expected=2)
-    assert summary is None
-    assert "no line has the field 'label'; they have text, answer" in err
-    for field, says in (("answer", "is an object: name a field of it (answer.value, answer.aliases)"),):
-        result = {"text": "Otto", "answer": {"value": "Otto", "aliases": ["otto"]}}
-        assert says in scored(tmp_path, capsys, [result], "--reference", field, expected=2)[1]
-    assert scored(tmp_path, capsys, [result], "--reference", "answer.aliases")[0]["exact_match"] == 1
-
-
-def test_numbers_as_references(tmp_path, capsys):
-    results = [{"text": "5", "answer": 5}, {"text": "7.5", "answer": 7.5}, {"text": "yes", "answer": [1, "yes"]}]
-    assert scored(tmp_path, capsys, results, "--reference", "answer")[0]["exact_match"] == 1
-
-
-def test_no_error_is_a_number_of_the_system(tmp_path, capsys):
-    assert score.main([str(tmp_path / "none")]) == 2
-    assert capsys.readouterr().err == f"stagewise score: error: {tmp_path / 'none'}: No such file or directory\n"

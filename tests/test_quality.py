@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from bench import quality
-from bench.machine import int8_rate
 from stage08_int8.quantize import quantize
 from tests.adapter import STAGES
 
@@ -52,81 +51,44 @@ def test_rounding_in_floats_is_that_of_stage_8():
 
 
 def test_the_simulation_is_as_far_from_float32_as_the_engine():
-    ids = STAGES[0].tokenizer().encode(TALE)
-    simulation = quality.Simulation()
+    ids, simulation = STAGES[0].tokenizer().encode(TALE), quality.Simulation()
+    exact = simulation.logits(ids)
+    as_it_is = quality.stage_logits(dtype="float32", weights="as-is")
+    np.testing.assert_allclose(as_it_is(ids), exact, rtol=1e-4, atol=1e-3)
 
     def simulated(ids):
         simulation.set("channel", "channel", quality.EVERY)
         return simulation.logits(ids)
 
-    engines = {
-        "as it is": quality.stage_logits(dtype="float32", weights="as-is"),
-        "stage 8": quality.stage_logits(dtype="float32", weights="int8"),
-        "simulated": simulated,
-    }
-    compared = quality.compare(engines, [ids])
+    stage_8 = quality.stage_logits(dtype="float32", weights="int8")
+    compared = quality.compare({"as it is": as_it_is, "stage 8": stage_8, "simulated": simulated}, [ids])
     # Not the same bits: an activation on the edge between two integers falls to this side or that, and then others do.
     assert 0.5 < compared["simulated"]["kl"] / compared["stage 8"]["kl"] < 2
     assert 0 < compared["stage 8"]["kl"] < 0.01
 
 
-def test_the_engines_logits_are_those_of_stage_1():
-    ids = STAGES[0].tokenizer().encode(TALE)
-    simulation = quality.Simulation()
-    expected = simulation.logits(ids)
-    assert expected.shape == (len(ids), 50257)
-    np.testing.assert_allclose(
-        quality.stage_logits(dtype="float32", weights="as-is")(ids), expected, rtol=1e-4, atol=1e-3
-    )
+def row(**rest):
+    numbers = {"bits_per_byte": 0.1, "more": 0.001, "more_error": 0.0001, "agreement": 0.99, "kl": 0.0004}
+    return {"engine": "stage 8", "of": "stage 8", **numbers, "nats": [1.0], **rest}
 
 
-def test_outliers_are_those_of_the_inputs():
-    simulation = quality.Simulation()
-    found = simulation.outliers([STAGES[0].tokenizer().encode(TALE)])
-    assert len(found) == 4 * len(simulation.model.h) + 1
-    assert all(one["largest"] >= one["second"] >= one["median"] > 0 for one in found)
-    assert {one["matrix"].rpartition("h.")[2][2:] for one in found} >= {"attn.c_attn", "mlp.c_proj"}
-
-
-def row(engine, of, more, **rest):
-    numbers = {"bits_per_byte": 0.1 + more, "more": more, "more_error": 0.00001, "agreement": 0.99, "kl": 0.0004}
-    return {"engine": engine, "of": of, **numbers, "greedy_median": 20, "greedy_same": 0.25, **rest}
-
-
-def test_a_failure_loses_nothing_that_was_measured(tmp_path, capsys, monkeypatch):
-    first = row("stage 8 as-is float32", "stage 8 as-is float32", 0, nats=[1.0], kept=3, samples=4)
+def test_both_tables_are_printed_and_a_failure_loses_nothing_that_was_measured(tmp_path, capsys, monkeypatch):
+    spread = {"matrix": "h.0.mlp.c_proj", "largest": 8.0, "column": 3, "second": 4.0, "median": 0.5}
 
     def stages(*_):
-        yield first
+        yield row(kept=3, samples=4, greedy_median=20, greedy_same=0.25)
         raise ValueError("it broke")
 
     monkeypatch.setattr(quality, "stage_part", stages)
+    monkeypatch.setattr(quality, "ablation_part", lambda *_: ([row(what="weights")], [spread]))
     path = tmp_path / "quality.json"
     assert quality.main(["--tales", "1", "--openings", "1", "--json", str(path)]) == 1
     result, (out, err) = json.loads(path.read_text()), capsys.readouterr()
-    assert [one["engine"] for one in result["rows"]] == ["stage 8 as-is float32"]
-    assert "nats" not in result["rows"][0]
+    assert [one["engine"] for one in result["rows"]] == ["stage 8"]
     assert "3 of 4" in out
     assert "it broke" in err
-
-
-def test_the_second_table(tmp_path, capsys, monkeypatch):
-    numbers = {"bits_per_byte": 0.1, "more": 0.001, "more_error": 0.0001, "agreement": 0.98, "kl": 0.01, "nats": [1.0]}
-    spread = {"matrix": "h.0.mlp.c_proj", "largest": 8.0, "column": 3, "second": 4.0, "median": 0.5}
-    first = row("stage 8 as-is float32", "stage 8 as-is float32", 0, nats=[1.0])
-    monkeypatch.setattr(quality, "stage_part", lambda *_: iter([first]))
-    monkeypatch.setattr(quality, "ablation_part", lambda *_: ([{"what": "weights", **numbers}], [spread]))
+    monkeypatch.setattr(quality, "stage_part", lambda *_: iter([row(greedy_median=20, greedy_same=0.25)]))
     assert quality.main(["--tales", "1", "--openings", "1"]) == 0
     out = capsys.readouterr().out
     for words in ("+0.00100 ± 0.00010", "the largest number is 8 in column 3,"):
         assert words in out
-
-
-def test_the_picture(tmp_path):
-    quality.draw_histogram().savefig(tmp_path / "histogram.png")
-    assert (tmp_path / "histogram.png").stat().st_size > 5000
-
-
-@pytest.mark.soak
-def test_the_rate_of_integer_products():
-    assert int8_rate() > 1e9

@@ -1,5 +1,6 @@
 """Directories in any layout, on the command line and around the engines: converted once, into the user's cache."""
 
+import contextlib
 import errno
 import json
 import os
@@ -18,7 +19,14 @@ from stagewise.resolve import readable, readable_model
 from stagewise.vocabulary import read_json
 from tests.adapter import ROOT, STAGES, TINYTALES
 
-SEVEN = STAGES[6]
+FOUR, SEVEN = STAGES[3], STAGES[6]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    """The kernels, before a test looks for them in a cache of its own, where they would be compiled again."""
+    with contextlib.suppress(RuntimeError):  # there is no compiler
+        SEVEN.part("kernels.c_kernel").load_kernel()
 
 
 @pytest.fixture
@@ -70,7 +78,7 @@ def test_lines_name_a_model_as_the_command_line_does(cache, tmp_path):
         {"custom_id": "name", "method": "POST", "url": "/v1/completions", "body": {"prompt": "One", "max_tokens": 3}},
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    status, _, stderr = STAGES[5].main(
+    status, _, stderr = FOUR.main(
         *("--model", source, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--quiet")
     )
     assert status == 0, stderr

@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 
-from tests.adapter import STAGES, TINYTALES, random_prompts, unfinished
+from tests.adapter import STAGES, random_prompts, unfinished
 
 pytestmark = pytest.mark.covers("support/scoring.py", "engine.py", "scheduler.py", "batch.py", "request.py")
 SERVING = [stage for stage in STAGES if stage.number >= 4]
@@ -73,22 +73,6 @@ def test_prompt_logprobs_equal_the_reference(stage, small_checkpoint, reference,
         else:
             check(output, reference, count)
     llm.engine.scheduler.check_integrity()
-
-
-def test_it_equals_stage_1(stage, small_checkpoint):
-    """Stage 1's own logits, position by position, as its sampler gets them."""
-    first = STAGES[0]
-    (output,) = stage.LLM(small_checkpoint, device="cpu").generate(
-        [PROMPTS[2]], stage.SamplingParams(max_tokens=0, prompt_logprobs=0)
-    )
-    llm = first.engine(small_checkpoint)
-    for n in range(1, len(PROMPTS[2])):
-        with first.recorded_logits() as logits:
-            llm.generate([PROMPTS[2][:n]], first.SamplingParams(temperature=0, max_tokens=1))
-        (row,) = logits.values()
-        token_id = PROMPTS[2][n]
-        expected = row.log_softmax(-1)[token_id].item()
-        assert output.prompt_logprobs[n][token_id].logprob == pytest.approx(expected, abs=1e-4)
 
 
 def test_nothing_is_generated_with_max_tokens_0(stage, small_checkpoint, reference):
@@ -202,9 +186,8 @@ def test_score_of_texts(stage):
     assert llm.score("Once upon a", " time") == llm.score(["Once upon a"], [" time"])
     (merged,) = llm.score(["Once up"], ["on"])  # "upon" is one token: each by itself
     assert (merged.num_tokens, math.isfinite(merged.logprob)) == (1, True)
-    (likely, unlikely) = llm.score(["Once upon a"] * 2, [" time", " fox"])
-    assert likely.is_greedy
-    assert not unlikely.is_greedy
+    scores = llm.score(["Once upon a"] * 3, [" time", " fox", " time fox"])
+    assert [score.is_greedy for score in scores] == [True, False, False]
 
 
 def test_one_that_can_not_be_scored_leaves_the_others(stage, small_checkpoint, monkeypatch):
@@ -255,71 +238,34 @@ def test_results_can_be_kept_but_not_changed(stage, small_checkpoint):
         entries[1] = None
 
 
-def test_no_object_is_made_in_a_step(stage, small_checkpoint, monkeypatch):
-    """What a thousand prompt tokens with their likely ones would be: only who reads them makes them."""
-    llm, made = stage.LLM(small_checkpoint, device="cpu"), []
-    for module in ("logprobs", "scoring", "outputs"):
-        Logprob = stage.part(module).Logprob
-        monkeypatch.setattr(stage.part(module), "Logprob", lambda *of, make=Logprob: made.append(of) or make(*of))
-    (output,) = llm.generate([PROMPTS[3]], stage.SamplingParams(max_tokens=1, prompt_logprobs=20))
-    assert len(output.prompt_logprobs) == 40
-    assert not made
-    assert len(output.prompt_logprobs[1]) in (20, 21)
-    assert len(made) == 21
+def rows_of_each_step(llm, monkeypatch):
+    """How many tokens each request has in each step from now on."""
+    schedule, steps = llm.engine.scheduler.schedule, []
+
+    def noted():
+        rows = schedule()
+        steps.append([row.num_tokens for row in rows])
+        return rows
+
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", noted)
+    return steps
 
 
-def test_a_scored_token_counts_as_several_in_the_budget(stage, small_checkpoint, reference):
-    """The rows of each step: a prompt of 40 tokens, and a plain one of 17 that gets what is left of the budget."""
-    SCORED = stage.part("scoring").SCORED
-    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=3 * SCORED)
-    scheduler, steps = llm.engine.scheduler, []
-    schedule = scheduler.schedule
-    scheduler.schedule = lambda: steps.append(schedule()) or steps[-1]
-    scored, plain = stage.SamplingParams(max_tokens=0, prompt_logprobs=1), stage.SamplingParams(max_tokens=1)
-    output, _ = llm.generate([PROMPTS[3], PROMPTS[2]], [scored, plain], priority=[0, 0])
+def test_a_scored_token_counts_as_several_in_the_budget(stage, small_checkpoint, reference, monkeypatch):
+    """A prompt of 40 tokens, and a plain one of 17 that gets what is left of the budget; the context of a continuation
+    is not scored."""
+    scored = stage.part("scoring").SCORED
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=3 * scored)
+    steps = rows_of_each_step(llm, monkeypatch)
+    params = [stage.SamplingParams(max_tokens=0, prompt_logprobs=1), stage.SamplingParams(max_tokens=1)]
+    output, _ = llm.generate([PROMPTS[3], PROMPTS[2]], params, priority=[0, 0])
     check(output, reference, 1)
     # 39 of 40 tokens are scored, three in a step, and nobody else is admitted before the last of them.
-    assert [[row.num_tokens for row in rows] for rows in steps] == [[3]] * 13 + [[1, 17]]
-
-
-def test_what_a_token_costs(stage):
-    """Of ten, the last is not scored. A step takes at least one, so that no request waits forever; and nothing is left
-    of its budget after a prompt that it cuts."""
-    scheduler = stage.make_scheduler(1, 99)
-    asked = stage.SamplingParams(prompt_logprobs=0)
-    plain, scored, later = (stage.make_request(one, range(10)) for one in (stage.SamplingParams(), asked, asked))
-    later.prompt_logprobs.start = 6  # the first five are context
-    for request in (plain, scored, later):
-        if stage.number >= 5:
-            scheduler.block_manager.allocate(request)
-
-    def take(request, budget):
-        """How many of a request's tokens a step takes, and what is then left of its budget."""
-        scheduler.budget = budget
-        return scheduler._take(request).num_tokens, max(0, scheduler.budget)
-
-    budgets = (1, 5, 8, 9, 16, 37, 38, 73, 74)
-    assert [request.cost(10) for request in (plain, scored, later)] == [10, 9 * 8 + 1, 5 + 4 * 8 + 1]
-    assert [take(plain, budget)[0] for budget in budgets] == [1, 5, 8, 9, 10, 10, 10, 10, 10]
-    assert [take(scored, budget)[0] for budget in budgets] == [1, 1, 1, 2, 2, 5, 5, 10, 10]
-    assert [take(later, budget)[0] for budget in budgets] == [1, 5, 6, 6, 7, 9, 10, 10, 10]
-    assert [take(later, budget)[1] for budget in budgets] == [0, 0, 0, 0, 0, 0, 0, 35, 36]
-    scored.prompt_logprobs.num_scored, scored.num_computed_tokens = 9, 9
-    assert take(scored, 1) == (1, 0)
-    scored.num_computed_tokens = 0  # it was preempted: what is computed once more is not scored again
-    assert scored.cost(10) == 10
-
-
-def test_a_short_context_makes_no_step_longer(stage, small_checkpoint):
-    """A step whose first token is not scored has no more scored ones than another."""
-    SCORED = stage.part("scoring").SCORED
-    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=3 * SCORED)
-    steps, schedule = [], llm.engine.scheduler.schedule
-    llm.engine.scheduler.schedule = lambda: steps.append(schedule()) or steps[-1]
+    assert steps == [[3]] * 13 + [[1, 17]]
+    steps.clear()
     llm.score([PROMPTS[3][:2]], [PROMPTS[3][2:]])
-    rows = [row.num_tokens for (row,) in steps]
-    assert rows[0] == 1 + 3  # the context's last token scores the first after it
-    assert max(rows[1:]) == 3
+    assert steps[0] == [1 + 3]  # the context's last token scores the first after it
+    assert max(steps[1:]) == [3]
 
 
 def test_a_scored_prompt_that_may_not_be_cut(stage, small_checkpoint, reference):
@@ -329,8 +275,8 @@ def test_a_scored_prompt_that_may_not_be_cut(stage, small_checkpoint, reference)
     assert llm.stats.num_forwards == 3  # 1, 2 and 17 tokens, of which 17 are scored; then 40; then 5
 
 
-def test_the_command_line(stage, tmp_path):
-    arguments = ["--model", TINYTALES, "--prompts", "Once upon a time", "--json", "--quiet"]
-    status, stdout, stderr = stage.main(*arguments, "--prompt-logprobs", 1, "--max-tokens", 0)
+def test_the_command_line():
+    arguments = ["--prompts", "Once upon a time", "--json", "--quiet", "--prompt-logprobs", 1, "--max-tokens", 0]
+    status, stdout, stderr = SERVING[0].main(*arguments)
     assert (status, stderr) == (0, "")
     assert '"prompt_logprobs": [null, {' in stdout
