@@ -13,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,8 @@ from bench import report
 from exercises import __main__ as exercises
 from stagewise import __main__ as command
 from stagewise import cli, console
+from stagewise.beams import Beams
+from stagewise.flags import how_of
 from stagewise.results import as_dict
 from stagewise.stages import EXACT
 from stagewise.stages import STAGES as DESCRIBED
@@ -229,6 +232,20 @@ def test_control_c_while_torch_is_loaded(stage):
     assert (process.returncode, process.stdout, process.stderr) == (130, "", "interrupted\n")
 
 
+def test_control_c_prints_what_waits_for_its_turn(capsys):
+    """The second prompt is done, the first is not."""
+    params = ONE.SamplingParams(max_tokens=2, ignore_eos=True)
+    (output,) = ONE.engine().generate(["B"], params)
+
+    def as_completed(*_):
+        yield 1, output
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cli.complete(SimpleNamespace(as_completed=as_completed), ["A", "B"], params, False, True, None, ["A", "B"])
+    assert capsys.readouterr().out.startswith("--- 2 of 2: ")
+
+
 @pytest.fixture
 def interruptible():
     """After a Ctrl-C, later ones are ignored; undo that for the tests that follow."""
@@ -339,6 +356,11 @@ def test_beams(stage):
     assert stage.main(*command)[1].count("completion 3: ") == 2
 
 
+def test_the_flags_of_a_beam_search_reach_it():
+    line = "a --beam-width 3 --length-penalty 0.5 --early-stopping never"
+    assert how_of(ONE, cli.build_parser(ONE, "x").parse_args(line.split())).beams == Beams(3, 0.5, "never")
+
+
 def test_flags_from_a_file(tmp_path):
     """The command line takes precedence over the file, which can also name the stage."""
     path = tmp_path / "run.toml"
@@ -410,6 +432,7 @@ MISTAKES = [
     # A flag that would have no effect. (All of `run`: test_flags.py)
     ("run --input a", "--input needs --output"),
     ("run --output a", "--output needs --input"),
+    ("run a --stats --quiet", "--stats can't be combined with --quiet"),
     ("run --stage 1 a --logprobs 1", "--logprobs needs --json"),
     ("run --stage 5 a --logprobs 1", "--logprobs needs --json or --input"),
     ("run --stage 1 a --include-stop-str-in-output", "--include-stop-str-in-output needs --stop"),
