@@ -221,6 +221,10 @@ def test_words_stay_whole_wherever_the_pieces_end():
                     assert width_of(line.rstrip()) + 1 + width_of(after.split(" ")[0]) > columns
 
 
+def test_a_character_takes_the_columns_that_it_has():
+    assert (width_of("a"), width_of("漢"), width_of("e\u0301")) == (1, 2, 1)
+
+
 def test_a_word_longer_than_the_line_is_left_to_the_terminal():
     assert wrap("a " + "b" * 30 + " c", 20) == "a \n" + "b" * 30 + "\nc"
 
