@@ -79,6 +79,8 @@ def test_padding_is_counted(traces):
     first, second = titles(figure)
     assert first == f"stage 2: {wasted / total:.0%} of {total:,} places are padding"
     assert second.startswith("stage 4: 0% of")
+    first_step = [row.num_padding / (row.num_padding + row.num_tokens) for row in traces[2][0].rows]
+    assert figure.axes[0].images[0].get_array()[:, 0].tolist() == first_step
 
 
 def test_kv_memory_is_counted(traces):
