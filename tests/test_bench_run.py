@@ -2,14 +2,16 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from bench import run
-from tests.adapter import ROOT
+from tests.adapter import ROOT, outcome, refusal
 
 
 def test_rounds_go_forwards_and_backwards_after_one_that_does_not_count():
@@ -35,48 +37,48 @@ def test_a_page_shows_no_figure_whose_rounds_are_far_apart():
     assert run.steady(result) == shown
 
 
-def rounds_of(*figures):
-    def measure(args):
-        return {"rounds": {"a": list(figures)[: args.repeat]}}
-
-    return measure
-
-
-@pytest.mark.parametrize(("figures", "told"), [((1.0, 1.05), False), ((1.0, 1.2), True)])
-def test_rounds_that_are_far_apart_are_told(figures, told, tmp_path, capsys):
-    main = run.script(rounds_of(*figures), lambda result: run.source(result), rounds=2)
-    file = tmp_path / "x.json"
-    assert main(["--json", str(file)]) == 0
-    out, err = capsys.readouterr()
-    assert ("the rounds are up to 20% apart" in err) == told
-    assert f"within {max(figures) - 1:.0%}" in out
+@pytest.mark.parametrize("second", [1.05, 1.2])
+def test_rounds_that_are_far_apart_are_told(second, tmp_path):
+    measure = lambda args: {"rounds": {"a": [1.0, second][: args.repeat]}}  # noqa: E731
+    main, file = run.script(measure, run.source, rounds=2), tmp_path / "x.json"
+    status, out, err = outcome(main, "--json", file)
+    assert status == 0
+    assert ("the rounds are up to 20% apart" in err) == (second == 1.2)
+    assert f"within {second - 1:.0%}" in out
     assert out.endswith("`python -m tests.test_bench_run`\n")  # without the file
-    assert json.loads(file.read_text())["rounds"] == {"a": list(figures)}
-    assert main(["--repeat", "1"]) == 0
-    assert "apart" not in capsys.readouterr().err
+    assert json.loads(file.read_text())["rounds"] == {"a": [1.0, second]}
+    assert "apart" not in outcome(main, "--repeat", "1")[2]
 
 
 @pytest.mark.parametrize(
     ("error", "status"), [(KeyboardInterrupt, 130), (run.Failure("it broke"), 1), (RuntimeError("it broke"), 1)]
 )
-def test_what_was_measured_is_kept(error, status, tmp_path, capsys):
+def test_what_was_measured_is_kept(error, status, tmp_path):
     def measure(args):
         yield {"rows": [1]}
         raise error
 
     file = tmp_path / "x.json"
-    main = run.script(measure, lambda result: f"table of {result['rows']}")
-    assert main(["--json", str(file)]) == status
+    told, out, err = outcome(run.script(measure, lambda result: f"table of {result['rows']}"), "--json", file)
+    assert (told, out) == (status, "table of [1]\n")
     assert json.loads(file.read_text())["rows"] == [1]
-    out, err = capsys.readouterr()
-    assert out == "table of [1]\n"
     assert ("it broke" in err) == (status == 1)
     assert ("Traceback" in err) == isinstance(error, RuntimeError)  # a mistake of the script's has to be found
 
 
-def test_a_picture_is_there_before_the_table(tmp_path, capsys):
+def test_where_nothing_was_measured_no_file_is_left(tmp_path):
+    def measure(args):
+        raise ValueError("there is no such engine")
+
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.write_text("kept")
+    for file in (new, old):
+        assert "there is no such engine" in refusal(run.script(measure, str), "--json", file)
+    assert (new.exists(), old.read_text()) == (False, "kept")
+
+
+def test_a_picture_is_there_before_the_table(tmp_path):
     """A closed terminal must not lose the picture, nor a full disk the table."""
-    file = tmp_path / "x.png"
 
     def gone(result):
         raise BrokenPipeError
@@ -84,34 +86,58 @@ def test_a_picture_is_there_before_the_table(tmp_path, capsys):
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    picture = SimpleNamespace(savefig=lambda path: path.write_bytes(b"drawn"))
+    file, picture = tmp_path / "x.png", SimpleNamespace(savefig=lambda path: path.write_bytes(b"drawn"))
     with pytest.raises(BrokenPipeError):
         run.script(lambda args: {"rows": []}, gone, plot=lambda result: picture)(["--plot", str(file)])
     assert file.read_bytes() == b"drawn"
     picture.savefig = full
     main = run.script(lambda args: {"rows": []}, lambda result: "the table", plot=lambda result: picture)
-    assert main(["--plot", str(file)]) == 1
-    out, err = capsys.readouterr()
-    assert (out, err) == ("the table\n", f"tests.test_bench_run: {file}: No space left on device\n")
+    said = outcome(main, "--plot", file)
+    assert said == (1, "the table\n", f"tests.test_bench_run: {file}: No space left on device\n")
 
 
-def test_a_file_that_cannot_be_written_is_named_before_the_work(tmp_path, capsys):
-    main = run.script(lambda args: 1 / 0, str)
-    assert main(["--json", str(tmp_path)]) == 2
-    assert "is a directory" in capsys.readouterr().err
+# --- Files that can't be written --------------------------------------------------------------------------------------
 
 
-def test_where_nothing_was_measured_no_file_is_left(tmp_path, capsys):
-    def measure(args):
-        raise ValueError("there is no such engine")
+@pytest.mark.parametrize(
+    ("outputs", "says"),
+    [
+        ({"--json": "read"}, "--json read is the file of --workload"),
+        ({"--json": "./folder/../read"}, "is the file of --workload"),
+        ({"--plot": "symbolic.png"}, "--plot symbolic.png is the file of --workload"),
+        ({"--json": "hard"}, "--json hard is the file of --workload"),
+        ({"--json": "x.png", "--plot": "./x.png"}, "--plot x.png is the file of --json"),
+        ({"--json": "folder"}, "--json folder is a directory"),
+        ({"--json": "nowhere/x.json"}, "nowhere/x.json"),
+        ({"--plot": "picture"}, "ends in one of"),
+        ({"--plot": "picture.json"}, "ends in one of"),
+    ],
+    ids=str,
+)
+def test_a_file_that_cannot_be_written_is_named(outputs, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("read").write_text("kept")
+    Path("folder").mkdir()
+    os.symlink("read", "symbolic.png")
+    os.link("read", "hard")
+    with pytest.raises((ValueError, OSError)) as error:
+        run.check_outputs({option: Path(path) for option, path in outputs.items()}, {"--workload": Path("read")})
+    assert says in str(error.value)
+    assert Path("read").read_text() == "kept"
 
-    new, old = tmp_path / "new.json", tmp_path / "old.json"
-    old.write_text("kept")
-    for file in (new, old):
-        assert run.script(measure, str)(["--json", str(file)]) == 2
-        assert "there is no such engine" in capsys.readouterr().err
-    assert not new.exists()
-    assert old.read_text() == "kept"
+
+def test_it_is_named_before_the_work(tmp_path):
+    assert "is a directory" in refusal(run.script(lambda args: 1 / 0, str), "--json", tmp_path)
+
+
+def test_outputs_may_be_there_already(tmp_path):
+    """Also a pipe, which can't be tested by opening it: without a reader that would wait for one."""
+    (tmp_path / "result.json").write_text("kept")
+    run.check_outputs({"--json": tmp_path / "result.json", "--plot": tmp_path / "new.png"}, {})
+    assert (tmp_path / "result.json").read_text() == "kept"
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        run.check_outputs({"--json": tmp_path / "pipe"}, {})
 
 
 def test_nothing_but_the_standard_library_is_imported():

@@ -169,18 +169,22 @@ def test_hints_come_one_by_one(own, run):
     ("def make_batches(lengths, size)\n    return []\n", ("SyntaxError: expected ':'", "line 1: def make_batches")),
     ("x = 1\n", ("AttributeError", "has no attribute 'make_batches'")),
     ("raise SystemExit(3)\n", ("SystemExit: 3", "line 1: raise SystemExit(3)")),
-    ("def make_batches(lengths, size):\n    while True:\n        size += 1\n", ("Timeout", "2_4_sort_and_unsort.py, line")),
     (SOLVED[: SOLVED.index("def restore")] + "def restore(batches, results):\n    raise NotImplementedError\n",
      ("NotImplementedError", "raise NotImplementedError")),
 ])  # fmt: skip
-def test_an_error_names_its_line(own, run, monkeypatch, text, words):
-    monkeypatch.setattr(report, "SECONDS", 1)
-    monkeypatch.setattr(report.run, "__kwdefaults__", report.run.__kwdefaults__ | {"seconds": 1})
+def test_an_error_names_its_line(own, run, text, words):
     own.write_text(text, encoding="utf-8")
     status, out, _ = run("check", "2.4")
     assert (status, ": failing" in out) == (1, True)
     for said in words:
         assert said in out
+
+
+def test_a_loop_that_does_not_end_names_its_line(own, run, monkeypatch):
+    monkeypatch.setattr(report.run, "__kwdefaults__", report.run.__kwdefaults__ | {"seconds": 0.1})
+    own.write_text("def make_batches(lengths, size):\n    while True:\n        size += 1\n")
+    status, out, _ = run("check", "2.4")
+    assert (status, "Timeout" in out, "2_4_sort_and_unsort.py, line" in out) == (1, True, True)
 
 
 @pytest.mark.parametrize(

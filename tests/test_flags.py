@@ -1,16 +1,14 @@
-"""A flag that is given is used, or there is an error that names it: each flag of the command line in each mode."""
+"""A flag that is given is used, or there is an error that names it: each flag of `run` in each mode; sizes in bytes.
+(Other mistakes: test_command_line.py.)"""
 
 from dataclasses import fields
 
 import pytest
 
-from bench import report, throughput
-from exercises import __main__ as exercises
-from stagewise import convert, push, score
-from stagewise.__main__ import run as run_command
+from bench import throughput
 from stagewise.flags import PROMPTS, build_parser, check_flags, given_flags
 from stagewise.serving.__main__ import server_parser
-from tests.adapter import STAGES, outcome, refusal
+from tests.adapter import STAGES
 
 LIMITS = ["max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "n", "truncate_prompt_tokens"]
 FILTERS = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
@@ -23,55 +21,29 @@ RAY = ["ray", "actors", "cpus_per_actor", "gpus_per_actor"]
 OF_FILES = [*LOGPROBS, *SCORING, "beam_width", "include_stop_str_in_output"]
 DRAWING = ["seed", "speculate", "num_drafts"]
 ALWAYS = ["stage", "config", "quiet"]
+SHOWN = [*ALWAYS, "trace", "stats"]
+OF_BEAMS = [*BEAMS, *SHOWN, "json", "max_tokens", "temperature", "generation_config"]
+OF_SCORES = [*INPUT, *SCORING, *SHOWN, "json", "ray"]
+IN_OUT = ["--input", "a", "--output", "b"]
+CLUSTER = [*IN_OUT, "--ray", "auto"]
 # A mode: what asks for it, and which flags it has a use for, besides those of the engine that do not draw.
 MODES = {
-    "prompts": (["A fox"], [*PROMPTS, *SAMPLING, *DRAWING, *ALWAYS, "json", "trace", "stats", "beam_width"]),
-    "prompts as JSON": (
-        ["--json", "--prompts", "A fox"],
-        [*PROMPTS, *SAMPLING, *LOGPROBS, *DRAWING, *ALWAYS, "json", "trace", "stats", "beam_width"],
-    ),
-    "beams": (
-        ["A fox", "--beam-width", "2"],
-        [*PROMPTS, *BEAMS, *ALWAYS, "max_tokens", "temperature", "generation_config", "json", "trace", "stats"],
-    ),
-    "interactive": (["--interactive"], [*(set(SAMPLING) - {"n"}), *DRAWING, *ALWAYS, "interactive", "trace", "stats"]),
+    "prompts": (["A fox"], [*PROMPTS, *SAMPLING, *DRAWING, *SHOWN, "json", "beam_width"]),
+    "prompts as JSON": (["A fox", "--json"], [*PROMPTS, *SAMPLING, *LOGPROBS, *DRAWING, *SHOWN, "json", "beam_width"]),
+    "beams": (["A fox", "--beam-width", "2"], [*PROMPTS, *OF_BEAMS]),
+    "interactive": (["--interactive"], [*(set(SAMPLING) - {"n"}), *DRAWING, *SHOWN, "interactive"]),
     "a form": (
         ["A fox", "--structured-outputs", '{"choice": ["a"]}'],
-        [*PROMPTS, *(set(SAMPLING) - {"stop", "stop_token_ids"}), *DRAWING, *ALWAYS, "json", "trace", "stats"],
+        [*PROMPTS, *(set(SAMPLING) - {"stop", "stop_token_ids"}), *DRAWING, *SHOWN, "json"],
     ),
-    "files": (
-        ["--input", "a", "--output", "b"],
-        [*INPUT, *SAMPLING, *OF_FILES, *DRAWING, *ALWAYS, "json", "trace", "stats", "ray"],
-    ),
-    "beams of files": (
-        ["--input", "a", "--output", "b", "--beam-width", "2"],
-        [*INPUT, *BEAMS, *ALWAYS, "max_tokens", "temperature", "generation_config", "json", "trace", "stats", "ray"],
-    ),
-    "scores": (
-        ["--input", "a", "--output", "b", "--score", "text"],
-        [*INPUT, *ALWAYS, *SCORING, "json", "trace", "stats", "ray"],
-    ),
-    "choices": (
-        ["--input", "a", "--output", "b", "--choices", "yes", "no"],
-        [*INPUT, *ALWAYS, *SCORING, "json", "trace", "stats", "ray"],
-    ),
-    "a column of choices": (
-        ["--input", "a", "--output", "b", "--choices-column", "c"],
-        [*INPUT, *ALWAYS, *SCORING, "json", "trace", "stats", "ray"],
-    ),
-    "a cluster": (
-        ["--input", "a", "--output", "b", "--ray", "auto"],
-        [*(set(INPUT) - {"strict"}), *SAMPLING, *OF_FILES, *DRAWING, *RAY, *ALWAYS],
-    ),
-    "scores by a cluster": (
-        ["--input", "a", "--output", "b", "--ray", "auto", "--score", "text"],
-        [*(set(INPUT) - {"strict"}), *SCORING, *RAY, *ALWAYS],
-    ),
+    "files": (IN_OUT, [*INPUT, *SAMPLING, *OF_FILES, *DRAWING, *SHOWN, "json", "ray"]),
+    "beams of files": ([*IN_OUT, "--beam-width", "2"], [*INPUT, *OF_BEAMS, "ray"]),
+    "scores": ([*IN_OUT, "--score", "text"], OF_SCORES),
+    "choices": ([*IN_OUT, "--choices", "yes", "no"], OF_SCORES),
+    "a column of choices": ([*IN_OUT, "--choices-column", "c"], OF_SCORES),
+    "a cluster": (CLUSTER, [*(set(INPUT) - {"strict"}), *SAMPLING, *OF_FILES, *DRAWING, *RAY, *ALWAYS]),
+    "scores by a cluster": ([*CLUSTER, "--score", "text"], [*(set(INPUT) - {"strict"}), *SCORING, *RAY, *ALWAYS]),
 }
-
-
-def run(argv):
-    return run_command(argv[0], argv[1:], f"stagewise {argv[0]}")
 
 
 def arguments_of(action):
@@ -125,76 +97,6 @@ def test_flags_of_a_file_count_too(tmp_path):
     argv = ["--top-k=0", *argv[:2]]
     with pytest.raises(ValueError, match="--top-k can't be combined with --score, which generates nothing"):
         check_flags(stage, parser.parse_args(argv), given_flags(parser, argv))
-
-
-def test_they_are_checked_before_the_model_is_loaded(tmp_path):
-    files = ["--input", tmp_path / "none", "--output", tmp_path / "out", "--model", "nonesuch"]
-    for number, arguments, says in (
-        (5, [*files, "--score", "text", "--temperature", "0"], "--temperature can't be combined with --score"),
-        (5, [*files, "--ray", "auto", "--choices", "a", "--n", 2], "--n can't be combined with --choices"),
-        (5, [*files, "--ray", "auto", "--stats"], "--stats can't be combined with --ray"),
-        (8, ["a", "--speculate", "off", "--num-drafts", 3], "--num-drafts can't be combined with --speculate"),
-        (2, [*files, "--json"], "--json can't be combined with --input, whose results are JSON anyway"),
-        (1, ["a", "--include-stop-str-in-output"], "--include-stop-str-in-output needs --stop"),
-        (1, ["a", "--logprobs", 1], "--logprobs needs --json"),
-    ):
-        assert f"error: {says}" in STAGES[number - 1].refusal(*arguments)
-
-
-def test_flags_of_the_other_commands(tmp_path):
-    lines = {
-        "texts": '{"id": 1, "text": "a", "finish_reason": "stop", "answer": "a"}',
-        "choices": '{"id": 1, "choices": ["a", "b"], "scores": [{"logprob": -1, "num_tokens": 1}, '
-        '{"logprob": -2, "num_tokens": 1}], "answer": 0}',
-        "scores": '{"id": 1, "scores": [{"logprob": -1, "num_tokens": 1}], "answer": 0}',
-    }
-    for name, line in lines.items():
-        (tmp_path / name).write_text(line + "\n")
-        reference = [] if name == "scores" else ["--reference", "answer"]
-        assert outcome(score.main, tmp_path / name, *reference)[0] == 0
-    (folder := tmp_path / "model").mkdir()
-    for main, argv, says in (
-        (score.main, [tmp_path / "scores", "--reference", "answer"], "--reference is for lines with a text or with ch"),
-        (convert.main, [folder, tmp_path / "new", "--gelu", "tanh"], "--gelu is for a training program's file"),
-        (
-            convert.main,
-            [folder, tmp_path / "new", "--n-head", "2"],
-            f"--n-head is for a training program's file, but {folder} is a dir",
-        ),
-        (push.main, [tmp_path / "texts", "--folder", tmp_path / "f", "--public"], "--public needs --repo"),
-    ):
-        assert f"error: {says}" in refusal(main, *argv)
-
-
-def test_a_path_that_is_wrong_is_a_sentence(tmp_path):
-    """In every command: the file and the reason, without the system's number of it; told before the work."""
-    (tmp_path / "file").write_text('{"text": "a"}\n')
-    none, below, folder = tmp_path / "none", tmp_path / "file" / "x.jsonl", tmp_path / "folder"
-    folder.mkdir()
-    reads = [
-        (run, ["run", "--prompts-file"], []),
-        (run, ["run", "--config"], []),
-        (run, ["serve", "--chat-template"], []),
-        (run, ["replay"], ["-o", tmp_path / "page.html"]),
-        (run, ["score"], []),
-        (run, ["push"], ["--folder", none]),
-        (report.main, [], []),
-    ]
-    writes = [
-        (run, ["run", "a", "--trace"]),
-        (run, ["score", tmp_path / "file", "--per-line"]),
-        (run, ["run", "--input", tmp_path / "file", "--prompt-template", "a", "--output"]),
-    ]
-    kinds = {none: "No such file", below: "Not a directory", folder: "Is a directory"}
-    cases = [
-        (main, [*before, path, *after], path, says) for path, says in kinds.items() for main, before, after in reads
-    ]
-    cases += [(main, [*before, path], path, "") for path in (below, folder) for main, before in writes]
-    cases.append((exercises.main, ["start", "1", "--directory", below], below.parent, "exists"))
-    for main, arguments, path, says in cases:
-        status, _, stderr = outcome(main, *arguments)
-        said = stderr.splitlines()[-1]
-        assert (status, path.name in said, says in said, "Errno" in said) == (2, True, True, False), (arguments, said)
 
 
 @pytest.mark.parametrize(

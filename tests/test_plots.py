@@ -18,7 +18,7 @@ def traces(babble):
     """Stage number -> the trace of the same nine requests."""
     requests = [(prompt, n % 24 + 1) for prompt, n in workloads.make_workload("tail", count=9)]
     done = {}
-    for stage in STAGES:
+    for stage in STAGES[:5]:
         arguments = {"max_num_seqs": 3, "max_model_len": 128}
         llm = stage.traced(babble, **{k: v for k, v in arguments.items() if stage.has_option(k)})
         params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests]
@@ -66,24 +66,30 @@ def test_slots_tell_the_waste(traces):
     assert not plots.batch_ends(traces[4])
 
 
+def titles(figure) -> list[str]:
+    return [axes.get_title(loc="left") for axes in figure.axes[:2]]
+
+
 def test_padding_is_counted(traces):
     figure = plots.padding({"stage 2": traces[2], "stage 4": traces[4]})
     assert is_whole(figure)
     rows = [row for step in traces[2] for row in step.rows]
     wasted = sum(row.num_padding for row in rows)
     total = wasted + sum(row.num_tokens for row in rows)
-    first, second = (axes.get_title(loc="left") for axes in figure.axes[:2])
+    first, second = titles(figure)
     assert first == f"stage 2: {wasted / total:.0%} of {total:,} places are padding"
     assert second.startswith("stage 4: 0% of")
+    first_step = [row.num_padding / (row.num_padding + row.num_tokens) for row in traces[2][0].rows]
+    assert figure.axes[0].images[0].get_array()[:, 0].tolist() == first_step
 
 
 def test_kv_memory_is_counted(traces):
     figure = plots.kv_memory({"stage 4": traces[4], "stage 5": traces[5]})
     assert is_whole(figure)
-    for axes, number in zip(figure.axes, (4, 5), strict=True):
+    for title, number in zip(titles(figure), (4, 5), strict=True):
         used = sum(step.kv_tokens_used for step in traces[number])
         reserved = sum(step.kv_tokens_reserved for step in traces[number])
-        assert f"{used / reserved:.0%} of what is reserved" in axes.get_title(loc="left")
+        assert f"{used / reserved:.0%} of what is reserved" in title
 
 
 def test_block_map_marks_what_is_shared(babble):
@@ -127,7 +133,7 @@ def test_ladder_compares_consecutive_engines():
     assert f"holds {last['rows_mean'] / first['rows_mean']:.2g} × more requests" in told
 
 
-def test_the_others_draw(traces, tmp_path):
+def test_the_others_draw(traces):
     rows = [{"rate": r, "ttft_p50": 0.1, "ttft_p95": 0.1 * r, "itl_p50": 0.01, "itl_p95": 0.02} for r in (1, 2, 4)]
     pictures = [
         plots.time_per_token({"stage 1": traces[1], "stage 3": traces[3]}, {"stage 3": [1e-4] * 9}),
@@ -143,27 +149,14 @@ def test_the_others_draw(traces, tmp_path):
     assert "4 × the guesses give 2.0 × the tokens per step" in texts(pictures[4])
     _, formula = pictures[4].axes[0].lines
     assert formula.get_xydata() == pytest.approx(np.array([[1, 1.8], [2, 2.44], [3, 2.952], [4, 3.3616]]))
-    for i, picture in enumerate(pictures):
-        assert is_whole(picture), picture
-        picture.savefig(tmp_path / f"{i}.png")
-        assert (tmp_path / f"{i}.png").stat().st_size > 5_000
-        assert picture._repr_png_().startswith(b"\x89PNG")
+    assert all(map(is_whole, pictures))
+    assert pictures[0]._repr_png_().startswith(b"\x89PNG")
 
 
 def test_servers_under_load():
     """Every server's median and 99th percentile of both waits, at the throughput that it reached."""
-    runs = [
-        {
-            "engine": engine,
-            "output_throughput": held,
-            "p50_ttft_ms": 1,
-            "p99_ttft_ms": 2,
-            "p50_itl_ms": 3,
-            "p99_itl_ms": 4,
-        }
-        for engine in ("6", "vllm")
-        for held in (10, 20)
-    ]
+    waits = {"p50_ttft_ms": 1, "p99_ttft_ms": 2, "p50_itl_ms": 3, "p99_itl_ms": 4}
+    runs = [{"engine": engine, "output_throughput": held, **waits} for engine in ("6", "vllm") for held in (10, 20)]
     figure = plots.latency_against_throughput(runs)
     drawn = [{line.get_label(): line.get_xydata().tolist() for line in axes.lines} for axes in figure.axes]
     assert drawn[0]["stage 6, p99"] == [[10, 2], [20, 2]]

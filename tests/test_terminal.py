@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import pytest
 
-from stagewise import console, interactive
+from stagewise import cli, console, interactive
 from stagewise.console import Progress, Wrapper, closing_line, width_of
 from tests.adapter import ROOT, STAGES, wait_until
 
@@ -107,28 +107,27 @@ def test_prompts_of_earlier_runs_come_back(on_terminal, tmp_path, monkeypatch):
 def test_a_conversation(on_terminal):
     """A prompt sign, the prompt once, history, Ctrl-C that stops the answer alone, and what is typed meanwhile."""
     shell = on_terminal("-m", STAGES[-1].command, "--interactive", *SLOW)
+    words, aborted = r"(\S+\s+){20}", r"\[aborted\]\n\n> "
     shell.until(r"Type a prompt .*\n> $")
     shell.type("first prompt\n")
-    shown = shell.until(r"(\S+\s+){20}")
-    assert shown.count("first prompt") == 1  # as it was typed, and not again
+    assert shell.until(words).count("first prompt") == 1  # as it was typed, and not again
     shell.type("second prompt")  # in the middle of the output
     time.sleep(0.5)  # the terminal hands a line over when it likes
     shell.type("\x03")
-    shown = shell.until(r"\[aborted\]\n\n> ")
-    assert "second prompt" not in shown  # nothing of it in the middle of the output
+    assert "second prompt" not in shell.until(aborted)  # nothing of it in the middle of the output
     shell.type("\n")
-    shell.until(r"(\S+\s+){20}")
+    shell.until(words)
     shell.type("\x03")
-    shell.until(r"\[aborted\]\n\n> $")
+    shell.until(aborted + "$")
     assert shell.process.poll() is None
     shell.type("half a thought\x03")
     shell.until(r"\(Ctrl-D ends\)\n> $")
     shell.type("\x1b[A")  # up
     shell.until("second prompt")
     shell.type("\n")
-    shell.until(r"(\S+\s+){20}")
+    shell.until(words)
     shell.type("\x03")
-    shell.until(r"\[aborted\]\n\n> $")
+    shell.until(aborted + "$")
     shell.type("help\n")
     shell.until(r"exit or quit ends\.\n> $")
     shell.type("exit\n")
@@ -167,20 +166,31 @@ def test_the_time_of_typing_is_not_counted(is_terminal, monkeypatch):
     assert interactive.converse(Engine().generate) == 1.0
 
 
-@pytest.mark.soak
-@posix
-def test_one_prompt_breaks_between_words(on_terminal):
-    stage = STAGES[0]
-    options = ["--quiet", "--temperature", "0", "--max-tokens", "90"]
-    shell = on_terminal("-m", stage.command, "--prompts", "Once upon a time", *options)
-    assert shell.process.wait(timeout=600) == 0
-    shown = shell.until(r"\n$").strip("\n")
-    text = stage.engine().generate(["Once upon a time"], stage.SamplingParams(temperature=0, max_tokens=90))[0]
-    assert shown.split() == ("Once upon a time" + text.outputs[0].text).split()
-    assert max(map(len, shown.split("\n"))) <= 60
-
-
 # --- Lines ------------------------------------------------------------------------------------------------------------
+
+
+class Screen(io.StringIO):
+    def __init__(self):
+        super().__init__()
+        self.pieces = []
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        self.pieces.append(text)
+        return super().write(text)
+
+
+@pytest.mark.parametrize("stage", [STAGES[0], STAGES[4]], ids=str)
+def test_one_prompt_streams_and_breaks_between_words(stage, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    with contextlib.redirect_stdout(Screen()) as screen:
+        assert cli.main(stage, ["A fox", "--quiet", "--temperature", "0", "--max-tokens", "40"], "x") == 0
+    assert len(screen.pieces) > 20
+    whole = stage.engine().generate(["A fox"], stage.SamplingParams(temperature=0, max_tokens=40))[0].outputs[0].text
+    assert screen.getvalue().split() == ("A fox" + whole).split()
+    assert max(map(len, screen.getvalue().split("\n"))) <= 40
 
 
 def wrap(text, columns, cuts=()):
@@ -211,6 +221,10 @@ def test_words_stay_whole_wherever_the_pieces_end():
                     assert width_of(line.rstrip()) + 1 + width_of(after.split(" ")[0]) > columns
 
 
+def test_a_character_takes_the_columns_that_it_has():
+    assert (width_of("a"), width_of("漢"), width_of("e\u0301")) == (1, 2, 1)
+
+
 def test_a_word_longer_than_the_line_is_left_to_the_terminal():
     assert wrap("a " + "b" * 30 + " c", 20) == "a \n" + "b" * 30 + "\nc"
 
@@ -224,15 +238,9 @@ def test_no_text_commands_the_terminal():
 # --- Progress ---------------------------------------------------------------------------------------------------------
 
 
-class Screen(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_a_redirected_run_has_no_bar(monkeypatch):
+def test_a_redirected_run_has_no_bar():
     """Results and the last line, and nothing that a bar leaves behind."""
-    stage = STAGES[-1]
-    status, stdout, stderr = stage.main("--prompts", "A fox", "One day", *GREEDY)
+    status, stdout, stderr = STAGES[-1].main("--prompts", "A fox", "One day", *GREEDY)
     assert status == 0
     assert "\r" not in stdout + stderr
     assert re.fullmatch(r".*\n2 requests, 24 tokens in [\d.]+ s: [\d.]+ tok/s; 2 stopped at --max-tokens\n", stderr)
@@ -290,27 +298,7 @@ def test_a_sentence_and_what_a_stage_counts(stage):
     assert names[: len(expected)] == expected
 
 
-def test_without_terminal_settings(monkeypatch):
-    """Where there is no termios (Windows), nothing is set, and nothing breaks."""
-    monkeypatch.setattr(console, "termios", None)
-    with console.without_echo():
-        pass
-
-
 def test_which_limits_ended_outputs():
     command = ["--max-model-len", 8, "--ignore-eos", "--max-tokens", 4]
     _, _, stderr = STAGES[4].main("A fox", "One two three four five six", *command)
     assert stderr.endswith("; 1 stopped at --max-model-len, 1 stopped at --max-tokens\n")
-
-
-def test_a_lack_of_memory_is_one_line(capsys):
-    """Of torch, too, which raises no kind of error for it on a CPU; other errors of its are bugs."""
-    words = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried\nto"
-    for error in (MemoryError(), RuntimeError(words), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")):
-        outcome = console.Outcome("x")
-        with outcome:
-            raise error
-        said = capsys.readouterr().err
-        assert (outcome.status, said.count("\n"), "emory" in said) == (2, 1, True)
-    with pytest.raises(RuntimeError, match="shape"), console.Outcome("x"):
-        raise RuntimeError("the shape is wrong")

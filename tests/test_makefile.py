@@ -1,5 +1,7 @@
-"""The Makefile, the table of its commands in CONTRIBUTING.md, and the workflows name the same commands and files."""
+"""The Makefile, the table of its commands in CONTRIBUTING.md, the workflows and the codespace name the same commands,
+files and packages."""
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +11,7 @@ import pytest
 import yaml
 
 from tests.adapter import ROOT
+from tools.sync_stages import tomllib
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", "")
 TARGETS = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split()
@@ -29,11 +32,8 @@ def recipe(target):
 
 
 def test_commands_without_make():
-    table = re.findall(
-        r"^\| `make (\S+)` \| `([^`]+)` \| (.*) \|$",
-        (ROOT / ".github" / "CONTRIBUTING.md").read_text("utf-8"),
-        re.MULTILINE,
-    )
+    page = (ROOT / ".github" / "CONTRIBUTING.md").read_text("utf-8")
+    table = re.findall(r"^\| `make (\S+)` \| `([^`]+)` \| (.*) \|$", page, re.MULTILINE)
     assert sorted(target for target, _, _ in table) == sorted({*TARGETS} - {"mermaid"})
     for target, packages, cell in table:
         needed, commands = recipe(target)
@@ -116,3 +116,14 @@ def test_every_shell_of_a_codespace_has_its_python(tmp_path):
         cwd=project / "docs", env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert shell.stdout == "activated\n", shell.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a codespace has Linux")
+def test_a_codespace_installs_what_there_is():
+    """Its files are complete, and name extras that exist."""
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    _, script = container["postCreateCommand"].split()
+    subprocess.run(["bash", "-n", ROOT / script], check=True)
+    extras = re.search(r'"\.\[(.*?)\]"', (ROOT / script).read_text(encoding="utf-8"))[1].split(",")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {*extras} <= project["optional-dependencies"].keys()
