@@ -550,8 +550,9 @@ def test_help_lists_the_commands(from_outside):
     assert from_outside("stagewise") == (0, stdout, "")
     assert all(f"\n  {name} " in stdout for name in command.COMMANDS)
     commands = "run, serve, replay, convert, score, push"
-    said = f"python -m stagewise: error: there is no command 'dance': {commands}\n"
-    assert from_outside("stagewise", "dance") == (2, "", said)
+    for word, hint in (("dance", f"there are {commands}"), ("sereve", "is serve meant?")):
+        said = f"python -m stagewise: error: there is no command {word!r}; {hint}\n"
+        assert from_outside("stagewise", word) == (2, "", said)
 
 
 @pytest.mark.parametrize("words", [
