@@ -129,7 +129,7 @@ def test_tiles_that_add_in_another_order(tmp_path):
     check(INT8, build(tmp_path, INT8, "cc", "-fopenmp", "-march=native", "-include", str(tmp_path / "other.h")))
 
 
-# What is wrong in the kernels, and the line of the program that has to tell it.
+# What is wrong in the kernels, and the line of the program that has to tell it: something for each of its lines.
 WRONG = {
     "one input of each product is left out": (
         "product.c",
@@ -149,23 +149,11 @@ WRONG = {
         "const float mean = sum_of(sums) / (float)n_embd + (t % 2 ? 1e-6f : 0);",
         "bits of a layer norm",
     ),
-    "scores of decodes begin with the last dimension": (
-        "attention.c",
-        "for (int64_t first = 0; first < dim; first += STEP) {",
-        "for (int64_t first = dim - STEP; first >= 0; first -= STEP) {",
-        "bits of attention float32, fma_float32",
-    ),
     "values of decodes are added from behind": (
         "attention.c",
         "for (int j = 0; j < count && kind != DOT_BFLOAT16; j++)",
         "for (int j = count - 1; j >= 0 && kind != DOT_BFLOAT16; j--)",
         "bits of attention bfloat16, fma_float32",
-    ),
-    "a tile's last value is the one before": (
-        "attention.c",
-        "memcpy(last, piece[i].at + (TILE - 1) *",
-        "memcpy(last, piece[i].at + (TILE - 2) *",
-        "bits of attention float32, fma_float32",
     ),
     "a sum of weights depends on the other queries": (
         "prefill_attention.c",
@@ -177,12 +165,6 @@ WRONG = {
         "linear.c",
         "scaled(value, scale_of(x, row + r), w, column + c)",
         "scaled(value, scale_of(x, row + (r ^ 1)), w, column + c)",
-        "linear layer pairs_int8",
-    ),
-    "a column has another one's scale": (
-        "linear.c",
-        "load(w->scales + column)",
-        "load(w->scales + column / 2)",
         "linear layer pairs_int8",
     ),
     "what was added to the weights is not taken away": (
