@@ -411,6 +411,15 @@ def test_the_first_way_to_multiply_that_is_there_and_on(stage, monkeypatch):
 
 
 @about_the_model
+@pytest.mark.parametrize(("count", "padded"), [(1, 32), (32, 32), (65, 96)])
+def test_biases_are_padded_to_whole_panels(stage, checkpoint, monkeypatch, count, padded):
+    """What the products read beyond them is there, and zero."""
+    model = stage.LLM(str(checkpoint), device="cpu", num_blocks=8).engine.runner.model
+    monkeypatch.setattr(model, "copied", torch.Tensor.tolist)
+    assert model.padded(torch.ones(count)) == [1] * count + [0] * (padded - count)
+
+
+@about_the_model
 def test_what_a_runner_picks(stage, small_checkpoint, monkeypatch):
     """Its model, its sampler, and whether its threads may share their cores with other programs."""
     monkeypatch.setattr(stage.part("runner"), "WAITS_BRIEFLY", True)
