@@ -1,7 +1,8 @@
 """The kernels of stages 6 and 8 without Python and torch, as a C program that checks itself (kernels/check.c): on this
 CPU, for ARM in an emulator, and by Clang, which is macOS's compiler. Nothing here says how fast they are there.
 
-Stage 7's kernels are stage 6's. Kernels compiled for lesser CPUs than this one are left to `make soak`."""
+Stage 7's kernels are stage 6's, and stage 8's are these and more, so stage 6's, and kernels compiled for lesser CPUs
+than this one, are left to `make soak`."""
 
 import os
 import platform
@@ -75,7 +76,7 @@ NEEDS = {"x86-64-v4": {"avx512f", "avx512bw", "avx512vl"}, "x86-64-v3": {"avx2",
 @pytest.mark.parametrize(
     "march", [pytest.param(name, id=LEVELS[name], marks=[pytest.mark.soak] * (name != "native")) for name in LEVELS]
 )
-@KERNELS
+@pytest.mark.parametrize("kernels", [pytest.param(SIX, marks=pytest.mark.soak), INT8], ids=str)
 @pytest.mark.parametrize("optimize", ["-O1", pytest.param("-O3", marks=pytest.mark.soak)])
 def test_on_this_cpu(tmp_path, kernels, march, optimize, request):
     """With all of its instructions, and with fewer. The compiler takes three times as long to optimize everything."""
