@@ -46,45 +46,6 @@ def test_each_has_a_trace_and_a_story():
     assert sorted(EXAMPLES) == sorted(STORIES) == sorted(path.stem for path in FOLDER.glob("*.jsonl"))
 
 
-def test_what_each_is_for():
-    """What the example's name says happens in it."""
-
-    def passes(name):
-        return [[step for step in steps if step["rows"]] for _, *steps in example(name)[1]]
-
-    def kinds(name):
-        return [
-            {event["kind"] for step in steps for event in (*step["before"], *step["after"])}
-            for _, *steps in example(name)[1]
-        ]
-
-    def count(name, field):
-        return [sum(row[field] for step in steps for row in step["rows"]) for _, *steps in example(name)[1]]
-
-    assert count("recomputation", "num_tokens") == [114, 15]
-    assert count("padding", "num_padding") == [898, 1105]
-    assert [len(steps) for steps in passes("static_and_continuous")] == [76, 37]
-    assert max(row["num_tokens"] for step in example("chunked_prefill")[1][0][1:] for row in step["rows"]) > 60
-    assert max(row["num_tokens"] for step in example("chunked_prefill")[1][1][1:] for row in step["rows"]) <= 16
-    at_once = [max(len(step["rows"]) for step in steps) for _, *steps in example("slots_and_blocks")[1]]
-    assert at_once == [2, 8]
-    hits = [
-        e["num_cached_tokens"]
-        for s in example("shared_prefix")[1][0][1:]
-        for e in s["before"]
-        if e["kind"] == "admitted"
-    ]
-    assert hits == [0, 64, 64, 64]
-    assert "copied" not in kinds("completions")[0]
-    assert kinds("preemption")[0] >= {"preempted", "refused", "evicted"}
-    (names,) = (
-        [[row["request_id"] for row in step["rows"]] for step in steps] for _, *steps in example("head_of_line")[1]
-    )
-    came = [next(i for i, running in enumerate(names) if name in running) for name in "01234"]
-    assert came == [0, 24, 28, 28, 28]
-    assert kinds("beams")[0] >= {"beams", "copied"}
-
-
 def test_an_unknown_example(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["nothing"])
@@ -202,6 +163,9 @@ def test_verdicts_are_what_the_traces_say():
     assert words("static_and_continuous") == [str(n) for n in (*steps, output[1], 3, carried, 4, 0)]
     title = re.search(r"<h1 id=\"heading\">(.*)</h1>", story_of("static_and_continuous")[2])[1]
     assert title.endswith(f": {steps[1]} steps instead of {steps[0]}")
+    runs = story_of("chunked_prefill")[1]
+    largest = [max(sum(row["num_tokens"] for row in step["rows"]) for step in steps[1:]) for steps in runs]
+    assert words("chunked_prefill")[:2] == [str(n) for n in largest]
     hits = sum(event["num_cached_tokens"] for event in events("shared_prefix", "admitted"))
     assert words("shared_prefix")[0] == str(hits)
     found = [event["num_cached_tokens"] for event in events("completions", "admitted")]
@@ -234,8 +198,9 @@ def test_who_waits_for_memory_waits_by_arithmetic():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_each_ends_with_all_finished_and_the_engine_at_rest(name):
-    for _, *steps in example(name)[1]:
-        assert steps[-1]["rows"] == []
-        assert not steps[-1]["kv_tokens_reserved"]
-        assert all(step["rows"] for step in steps[:-1])
+def test_a_story_leads_on(name):
+    """To its chapter, the next story, all of them and the project."""
+    links = re.findall(r"<a href=.([\w./]*). target=._top.>", example(name)[0])
+    sources = [link.replace(".html", ".md" if "/" in link else ".jsonl") for link in links]
+    assert all((FOLDER / source).exists() for source in sources), links
+    assert len(set(links) - {f"{name}.html"}) == 4

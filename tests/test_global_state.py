@@ -40,41 +40,24 @@ every_way = pytest.mark.parametrize(("stage", "options"), WAYS, ids=names)
 
 
 @contextlib.contextmanager
+def setting(change, value, before):
+    change(value)
+    try:
+        yield
+    finally:
+        change(before)
+
+
 def default_dtype(dtype: torch.dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def default_device(device: str):
-    torch.set_default_device(device)
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
-
-
-@contextlib.contextmanager
-def deterministic():
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+    return setting(torch.set_default_dtype, dtype, torch.get_default_dtype())
 
 
 STATES = {
-    "dtype bfloat16": functools.partial(default_dtype, torch.bfloat16),
-    "dtype float16": functools.partial(default_dtype, torch.float16),
-    "dtype float64": functools.partial(default_dtype, torch.float64),
-    "device meta": functools.partial(default_device, "meta"),
-    "in a device context": functools.partial(torch.device, "meta"),
-    "autocast": functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16),
-    "deterministic": deterministic,
+    "dtype": lambda: default_dtype(torch.float64),
+    "device": lambda: setting(torch.set_default_device, "meta", None),
+    "in a device context": lambda: torch.device("meta"),
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "deterministic": lambda: setting(torch.use_deterministic_algorithms, True, False),
     "grad": torch.enable_grad,
     "no grad": torch.no_grad,
     "inference": torch.inference_mode,
@@ -141,18 +124,15 @@ def undisturbed(small_checkpoint):
 @pytest.mark.parametrize("state", STATES)
 @every_way
 def test_the_same_tokens_in_any_state(stage, options, state, undisturbed, small_checkpoint):
-    change = STATES[state]
     llm, expected = undisturbed(stage, options)
-    with change():
+    with STATES[state]():
         assert everything(llm, stage) == expected, "changed after loading"
         other = load(stage, options, small_checkpoint)
         assert everything(other, stage) == expected, "changed before loading"
     assert everything(other, stage) == expected, "changed while loading"
 
 
-@pytest.mark.parametrize(
-    "state", ["dtype bfloat16", "dtype float64", "deterministic"]
-)  # the others are the thread's own
+@pytest.mark.parametrize("state", ["dtype", "deterministic"])  # others are a thread's own
 @every_way
 def test_another_thread_changes_the_state_all_the_time(stage, options, state, undisturbed):
     llm, expected = undisturbed(stage, options)
@@ -176,13 +156,12 @@ def test_another_thread_changes_the_state_all_the_time(stage, options, state, un
 
 
 def test_random_weights_are_the_same_in_any_state():
-    """`dummy_tensors` is in a file that all stages share, so one stage is enough."""
-    weights = STAGES[0].part("weights")
-    make = lambda: list(weights.dummy_tensors({"x.bias": (3,), "ln_f.weight": (2,), "wte.weight": (4, 5)}))  # noqa: E731
-    expected = make()
+    """They are made in a file that all stages share."""
+    weights, shapes = STAGES[0].part("weights"), {"x.bias": (3,), "ln_f.weight": (2,), "wte.weight": (4, 5)}
+    expected = list(weights.dummy_tensors(shapes))
     for change in STATES.values():
         with change():
-            made = make()
+            made = list(weights.dummy_tensors(shapes))
         for (name, tensor), (_, before) in zip(made, expected, strict=True):
             assert tensor.dtype == torch.float32, name
             assert torch.equal(tensor, before), name
@@ -282,6 +261,9 @@ def test_attention_is_handed_nothing_else(stage, how):
                 kernel.paged_attention(**spoilt)
 
 
+BATCH = ("token_ids", "positions", "slot_mapping", "block_tables", "query_start_loc", "seq_lens", "logits_indices")
+
+
 def test_the_step_is_handed_nothing_else(small_checkpoint, undisturbed):
     stage = STAGES[5]
     for options in ({}, {"disable": ["pages"]}):
@@ -289,15 +271,7 @@ def test_the_step_is_handed_nothing_else(small_checkpoint, undisturbed):
         model, real, spoilt = llm.engine.runner.model, [], []
 
         def forward(batch, cache, model=model, real=real, spoilt=spoilt):
-            for name in (
-                "token_ids",
-                "positions",
-                "slot_mapping",
-                "block_tables",
-                "query_start_loc",
-                "seq_lens",
-                "logits_indices",
-            ):
+            for name in BATCH:
                 for how in ("narrower", "type", "strides", "device"):
                     if how != "strides" or getattr(batch, name).shape[-1] > 1:  # one number has no gaps
                         with pytest.raises(TypeError, match="the C kernels take"):
@@ -330,22 +304,11 @@ def test_the_other_kernels_are_handed_nothing_else():
             sample(spoil(torch.eye(3)), requests)
         with pytest.raises(TypeError, match="the C kernels take"):
             kernel.pack(spoil(torch.eye(40)), "fma_float32")
-    with default_device("meta"), default_dtype(torch.float64):
+    with STATES["device"](), default_dtype(torch.float64):
         assert kernel.pack(torch.ones(40, 40, device="cpu", dtype=torch.float32), "fma_float32").is_cpu
         assert memory.Arena().alloc(64).is_cpu
         assert memory.empty((3,), torch.float32).is_cpu
         assert STAGES[5].part("kernels.c_sampler").CSampler()(logits, requests) == best
-
-
-@kernels
-def test_addresses_are_asked_for_in_one_place(stage):
-    """And so all are checked: only `address` takes them, except in memory.py, which looks where a page begins."""
-    for path in sources(stage):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        spared = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "address"]
-        spared = {inner for node in spared for inner in ast.walk(node)}
-        taken = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "data_ptr"]
-        assert path.name == "memory.py" or not set(taken) - spared, path
 
 
 def test_no_engine_keeps_the_callers_garbage(stage, small_checkpoint):

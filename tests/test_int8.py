@@ -48,6 +48,9 @@ def odd(request, tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("odd"), **SIZES[request.param])
 
 
+an_odd_one = pytest.mark.parametrize("odd", ["an odd one"], indirect=True)
+
+
 # --- Numbers -> integers --------------------------------------------------------------------------------------------
 
 ROWS = {
@@ -342,6 +345,7 @@ def test_against_the_formula_in_hugging_faces_model(odd, disable):
     assert errors[-1] < change
 
 
+@an_odd_one
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weights_are_rounded_once(odd, dtype):
     """From the checkpoint's numbers, not from these after rounding to 16 bits."""
@@ -354,6 +358,7 @@ def test_weights_are_rounded_once(odd, dtype):
             assert torch.equal(a.scales, b.scales)
 
 
+@an_odd_one
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("disable", [[], ["linear"]], ids=["kernels", "torch"])
 def test_with_16_bits_it_is_near_the_formula(odd, disable, dtype):
@@ -370,6 +375,7 @@ def test_with_16_bits_it_is_near_the_formula(odd, disable, dtype):
     assert max(errors) < 0.3
 
 
+@an_odd_one
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_as_is_it_is_the_stage_before(odd, dtype):
     """Not one bit differs, whatever the dtype."""
@@ -382,6 +388,7 @@ def test_as_is_it_is_the_stage_before(odd, dtype):
     assert not all(torch.equal(row, before[key]) for key, row in rounded.items() if key in before)
 
 
+@an_odd_one
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_with_each_optimization_off(odd, dtype):
     """The sums are exact, so they have the same bits with any instructions and in any order. The numbers between them
@@ -514,14 +521,6 @@ def test_what_auto_comes_to():
     assert [pick(name, cuda) for name in ("auto", "as-is")] == [False, False]
     with pytest.raises(ValueError, match=r"^weights 'int8' run on a CPU, not on cuda; use 'as-is' there$"):
         pick("int8", cuda)
-
-
-def test_int8_on_cuda_is_refused(monkeypatch):
-    """It is refused before any weight is read."""
-    monkeypatch.setattr(INT8.part("runner"), "pick_device", lambda device: torch.device("cuda"))
-    monkeypatch.setattr(INT8.part("weights").Checkpoint, "load", lambda *_: pytest.fail("weights are read"))
-    with pytest.raises(ValueError, match="weights 'int8' run on a CPU, not on cuda"):
-        INT8.LLM(weights="int8", attention_backend="torch")
 
 
 def test_a_wrong_value_is_named():

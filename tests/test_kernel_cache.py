@@ -11,39 +11,27 @@ import torch
 
 from tests.adapter import stages_that_change
 
-WITH_C = stages_that_change("support/compiler.py", "kernels/c_kernel.py")
 CPU = torch.device("cpu")
 LIMIT = 60  # seconds, for what takes one: machines can be ten times slower
+posix = pytest.mark.skipif(os.name == "nt", reason="modes and owners of files")
 
 
-# A stage that only has other kernels compiles and keeps them as the one before: make soak.
-OWN = stages_that_change("support/compiler.py")
-
-
-@pytest.fixture(params=[pytest.param(s, marks=[pytest.mark.soak] * (s not in OWN)) for s in WITH_C], ids=str)
+@pytest.fixture(params=stages_that_change("support/compiler.py"), ids=str)
 def stage(request):
     return request.param
 
 
-def use_a_small_source(stage, path):
-    """Compile functions with the kernels' names that do nothing, since these tests don't check what they compute."""
-    alone = getattr(stage.part("kernels.c_kernel"), "ALONE", ())
-    names = [
-        "paged_attention",
-        *(f"{name}_alone" for name in alone),
-        *(["forward", "has_kind", "sampler_bytes"] if alone else []),
-    ]
-    path.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names))
-    stage.part("compiler").SOURCES = [path]
-
-
 @pytest.fixture
 def compiler(stage, tmp_path, monkeypatch):
-    """The module that compiles, with a cache directory of its own and little to compile."""
+    """The module that compiles, with a cache directory of its own. It compiles functions that do nothing: these tests
+    are not about what the kernels compute."""
     kernel, module = stage.part("kernels.c_kernel"), stage.part("compiler")
+    alone = getattr(kernel, "ALONE", ())
+    names = [*(f"{name}_alone" for name in alone), "forward", "has_kind", "sampler_bytes", "paged_attention"]
+    source = tmp_path / "kernel.c"
+    source.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "SOURCES", module.SOURCES)  # so that they are put back
-    use_a_small_source(stage, tmp_path / "kernel.c")
+    monkeypatch.setattr(module, "SOURCES", [source])
     kernel.load_kernel.cache_clear()
     yield module
     kernel.load_kernel.cache_clear()
@@ -53,12 +41,20 @@ def load(stage):
     stage.part("kernels.c_kernel").load_kernel()
 
 
-def complete(stage, *arguments, **environment):
-    return stage.run("--prompts", "Once upon a time", "--max-tokens", 4, "--temperature", 0, *arguments, **environment)
+def fails(stage, caplog) -> str:
+    """The one line that "auto" logs when it goes on with torch; asking for C explicitly raises it as an error."""
+    caplog.clear()
+    assert stage.part("attention").pick_backend("auto", CPU, 64)[0] == "torch"
+    (record,) = caplog.records
+    said = record.getMessage().removeprefix("attention_backend is torch, the slow one: ")
+    assert "\n" not in said
+    with pytest.raises(ValueError, match="attention_backend 'c' does not run here"):
+        stage.part("attention").pick_backend("c", CPU, 64)
+    return said
 
 
 def write_compiler(path, script):
-    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.write_bytes(script if isinstance(script, bytes) else f"#!/bin/sh\n{script}\n".encode())
     path.chmod(0o755)
     return str(path)
 
@@ -106,22 +102,11 @@ def test_a_cache_that_is_only_read(compiler, monkeypatch):
     assert compiler.compile_kernel() == library
 
 
-def test_a_library_that_can_not_be_loaded(stage, tmp_path, monkeypatch):
+def test_a_library_that_can_not_be_loaded(stage, compiler, tmp_path, monkeypatch, caplog):
     """It compiles, but every time to something that is not a library: "auto" goes on without it, with one log line."""
-    kernel = stage.part("kernels.c_kernel")
-
-    def compile_kernel():
-        (tmp_path / "bad.so").write_bytes(b"bad")
-        return tmp_path / "bad.so"
-
-    monkeypatch.setattr(kernel, "compile_kernel", compile_kernel)
-    kernel.load_kernel.cache_clear()
-    try:
-        assert stage.part("attention").pick_backend("auto", CPU, 64)[0] == "torch"
-        with pytest.raises(ValueError, match="the compiled C kernel can't be loaded"):
-            stage.part("attention").pick_backend("c", CPU, 64)
-    finally:
-        kernel.load_kernel.cache_clear()
+    bad = tmp_path / "bad.so"
+    monkeypatch.setattr(stage.part("kernels.c_kernel"), "compile_kernel", lambda: bad.write_bytes(b"bad") and bad)
+    assert "the compiled C kernel can't be loaded" in fails(stage, caplog)
 
 
 @pytest.mark.soak
@@ -137,8 +122,6 @@ def test_processes_that_start_at_once(stage, tmp_path):
 
 
 # --- Whom to trust ----------------------------------------------------------------------------------------------------
-
-posix = pytest.mark.skipif(os.name == "nt", reason="modes and owners of files")
 
 
 @posix
@@ -173,15 +156,6 @@ def test_a_directory_of_someone_else(compiler, tmp_path, monkeypatch):
 # --- Where to keep it -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.soak
-def test_without_a_cache_directory(stage, tmp_path):
-    (tmp_path / "home").write_text("")  # a file, where a directory would have to be made
-    environment = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
-    status, _, stderr = complete(stage, "--attention-backend", "c", "--quiet", **environment)
-    assert (status, stderr) == (0, "")
-    assert [name for name in os.listdir(tmp_path) if name.startswith("stagewise")] == []  # it is gone again
-
-
 def test_where_the_cache_is(compiler, tmp_path, monkeypatch):
     """By its specification, a relative XDG_CACHE_HOME counts as unset; without a HOME, `~` is not a directory."""
     monkeypatch.chdir(tmp_path)
@@ -190,8 +164,9 @@ def test_where_the_cache_is(compiler, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", relative)
         assert compiler.cache_directory() == tmp_path / "home" / ".cache" / "stagewise"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "home")
-    assert compiler.cache_directory() == compiler.temporary_directory()
+    for no_directory in ("home", str(tmp_path / "kernel.c")):
+        monkeypatch.setenv("HOME", no_directory)
+        assert compiler.cache_directory() == compiler.temporary_directory()
     monkeypatch.setattr(compiler.os.path, "expanduser", lambda path: path)  # no HOME, and nobody knows this user
     assert compiler.cache_directory() == compiler.temporary_directory()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "kernel.c"]
@@ -220,64 +195,63 @@ def test_no_room_for_temporary_files(stage, compiler, monkeypatch, tmp_path, cap
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
     monkeypatch.setattr(compiler.tempfile, "mkdtemp", full)
-    assert stage.part("attention").pick_backend("auto", CPU, 64)[0] == "torch"
-    assert "can't be loaded: [Errno 2] No usable temporary directory found" in caplog.text
+    assert "can't be loaded: [Errno 2] No usable temporary directory found" in fails(stage, caplog)
 
 
 # --- The compiler -----------------------------------------------------------------------------------------------------
 
 
-def fails(stage, caplog) -> str:
-    """The one line that "auto" logs when it goes on with torch; asking for C explicitly raises it as an error."""
-    caplog.clear()
-    assert stage.part("attention").pick_backend("auto", CPU, 64)[0] == "torch"
-    (record,) = caplog.records
-    said = record.getMessage().removeprefix("attention_backend is torch, the slow one: ")
-    assert "\n" not in said
-    with pytest.raises(ValueError, match="attention_backend 'c' does not run here"):
-        stage.part("attention").pick_backend("c", CPU, 64)
-    return said
-
-
-@pytest.mark.parametrize("stage", OWN[:1], ids=str)
-def test_a_compiler_that_fails(stage, tmp_path):
+@pytest.mark.parametrize("stage", stages_that_change("support/compiler.py")[:1], ids=str)
+def test_a_compiler_that_fails_is_told_by_the_command(stage, tmp_path):
     program = write_compiler(tmp_path / "broken-cc", "echo 'out of ink' >&2\nexit 1")
-    status, _, stderr = complete(stage, "--quiet", CC=program, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    environment = {"CC": program, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    status, _, stderr = stage.run("--prompts", "Once", "--max-tokens", 1, "--quiet", **environment)
     assert status == 0
     assert stderr == f"attention_backend is torch, the slow one: the C compiler {program} fails: out of ink\n"
 
 
-def test_what_a_compiler_may_do(stage, compiler, tmp_path, monkeypatch, caplog):
-    program, cc = tmp_path / "cc of mine", f"the C compiler {tmp_path / 'cc of mine'}"
-    for script, says in (
-        ("printf '\\377 error: caf\\351\\n' >&2; exit 1", f"{cc} fails: \ufffd error: caf\ufffd"),
-        ("[ $1 = --version ] || { echo note >&2; echo 'x.c: error: no' >&2; exit 3; }", f"{cc} fails: x.c: error: no"),
-        ("[ $1 = --version ] || exit 7", f"{cc} fails: no message (status 7)"),
-        ("kill -9 $$", f"{cc} fails: no message (status -9)"),
-        ("printf 'caf\\351 \\377\\n'", "No such file or directory"),  # it makes nothing, and its name is no UTF-8
-        (b"\x7fELF, but no more", f"{cc} does not run: Exec format error"),
-    ):
-        write_compiler(program, "" if isinstance(script, bytes) else script)
-        if isinstance(script, bytes):
-            program.write_bytes(script)
-        monkeypatch.setenv("CC", shlex.quote(str(program)))
-        said = fails(stage, caplog)
-        assert said == says or (says in said and not says.startswith(cc))
-    for chosen, says in (
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("printf '\\377 error: caf\\351\\n' >&2; exit 1", "fails: \ufffd error: caf\ufffd"),
+        ("[ $1 = --version ] || { echo note >&2; echo 'x.c: error: no' >&2; exit 3; }", "fails: x.c: error: no"),
+        ("[ $1 = --version ] || exit 7", "fails: no message (status 7)"),
+        ("kill -9 $$", "fails: no message (status -9)"),
+        (b"\x7fELF, but no more", "does not run: Exec format error"),
+    ],
+)
+def test_why_a_compiler_fails(stage, compiler, tmp_path, monkeypatch, caplog, script, says):
+    program = tmp_path / "cc of mine"
+    write_compiler(program, script)
+    monkeypatch.setenv("CC", shlex.quote(str(program)))
+    assert fails(stage, caplog) == f"the C compiler {program} {says}"
+
+
+def test_a_compiler_that_makes_nothing(stage, compiler, tmp_path, monkeypatch, caplog):
+    """And the name that it gives itself is no UTF-8."""
+    monkeypatch.setenv("CC", write_compiler(tmp_path / "cc", "printf 'caf\\351 \\377\\n'"))
+    assert "No such file or directory" in fails(stage, caplog)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
         ("no-such-cc", "CC is 'no-such-cc', but there is no program 'no-such-cc'"),
         ("no-such-cc -m64", "CC is 'no-such-cc -m64', but there is no program 'no-such-cc'"),
         ("gcc 'x", 'CC is "gcc \'x", which is not a command: No closing quotation'),
-    ):
-        monkeypatch.setenv("CC", chosen)
-        assert fails(stage, caplog) == says
+    ],
+)
+def test_a_compiler_that_is_not_there(stage, compiler, monkeypatch, caplog, chosen, says):
+    monkeypatch.setenv("CC", chosen)
+    assert fails(stage, caplog) == says
 
 
 @pytest.mark.parametrize("script", ["exec sleep 90", "sleep 90 & exit 0"])
 def test_a_compiler_that_hangs(compiler, tmp_path, script):
     """Itself, or what it has started and left behind."""
     program, started = write_compiler(tmp_path / "cc", script), time.monotonic()
-    with pytest.raises(RuntimeError, match=r"cc did not finish within 2 seconds"):
-        compiler.run([program, "--version"], seconds=2)
+    with pytest.raises(RuntimeError, match=r"cc did not finish within 0.5 seconds"):
+        compiler.run([program, "--version"], seconds=0.5)
     assert time.monotonic() - started < LIMIT
 
 

@@ -37,35 +37,31 @@ def free_memory(stage, tmp_path, monkeypatch):
     return free
 
 
-def test_without_a_limit(free_memory):
-    assert free_memory(("a/b", "max", GB, 0)) == 64 * GB
+# What of 4 GB with 3 GB in use, half a GB of it cached files (such as a checkpoint after reading), can be had.
+MOST = (4 * GB, 3 * GB, GB // 2)
+NO_LIMIT = 2**63 - 4096  # in version 1 of control groups, which has other files, too
+
+
+@pytest.mark.parametrize(
+    ("groups", "where", "free"),
+    [
+        pytest.param([("a/b", "max", GB, 0)], {}, 64 * GB, id="no limit"),
+        pytest.param([("a/b", *MOST)], {}, 1.5 * GB, id="a limit"),
+        pytest.param([("a/b", *MOST), ("", NO_LIMIT, 9 * GB, 0)], {"version": "memory"}, 1.5 * GB, id="version 1"),
+        pytest.param([("a/b", "max", GB, 0), ("a", 8 * GB, 3 * GB, 0)], {}, 5 * GB, id="a limit of the group around"),
+        pytest.param([("", 4 * GB, 3 * GB, 0)], {}, GB, id="a limit of the root"),
+        pytest.param([("", 3 * GB, 4 * GB, 0)], {}, 0, id="more than the limit"),
+        pytest.param([("", 4 * GB, 3 * GB, 0)], {"own": "docker/1f2e"}, GB, id="a namespace that hides the name"),
+    ],
+)
+def test_free_memory_in_a_container(free_memory, groups, where, free):
+    assert free_memory(*groups, **where) == free
 
 
 def test_on_another_system(free_memory, stage, monkeypatch, tmp_path):
     free_memory()
     monkeypatch.setattr(stage.part("memory"), "GROUP", tmp_path / "nowhere")
     assert stage.part("memory").free_memory(torch.device("cpu")) == 64 * GB
-
-
-def test_in_a_container(free_memory):
-    """Its limit minus what is used, except cached files (such as a checkpoint after reading), which can be dropped."""
-    assert free_memory(("a/b", 4 * GB, 3 * GB, GB // 2)) == 1.5 * GB
-
-
-def test_in_a_container_of_an_older_system(free_memory):
-    """Version 1 of control groups has other files, and uses a huge number for "no limit"."""
-    assert free_memory(("a/b", 4 * GB, 3 * GB, GB // 2), ("", 2**63 - 4096, 9 * GB, 0), version="memory") == 1.5 * GB
-
-
-def test_a_group_around_has_the_limit(free_memory):
-    assert free_memory(("a/b", "max", GB, 0), ("a", 8 * GB, 3 * GB, 0)) == 5 * GB
-    assert free_memory(("", 4 * GB, 3 * GB, 0)) == GB
-    assert free_memory(("", 3 * GB, 4 * GB, 0)) == 0
-
-
-def test_within_a_namespace(free_memory):
-    """A container may see only its own group, at the root, whatever its name outside is."""
-    assert free_memory(("", 4 * GB, 3 * GB, 0), own="docker/1f2e") == GB
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it")
@@ -75,7 +71,7 @@ def test_a_limit_of_the_process(free_memory, stage, monkeypatch):
     monkeypatch.setattr(psutil.Process, "rlimit", lambda self, kind: (kind == psutil.RLIMIT_AS and 6 * GB, -1))
     monkeypatch.setattr(psutil.Process, "memory_info", lambda self: SimpleNamespace(vms=2 * GB))
     assert free_memory() == 4 * GB
-    assert free_memory(("a/b", 4 * GB, 3 * GB, GB // 2)) == 1.5 * GB
+    assert free_memory(("a/b", *MOST)) == 1.5 * GB
     monkeypatch.setattr(psutil.Process, "memory_info", lambda self: SimpleNamespace(vms=7 * GB))
     assert free_memory() == 0
 

@@ -12,23 +12,14 @@ import pytest
 from stagewise.replay import page
 from stagewise.replay.__main__ import main, webbrowser
 from stagewise.replay.state import states
-from stagewise.trace_file import read_traces
+from stagewise.trace_file import Trace, read_traces
 from tests import made_traces
 from tests.adapter import ROOT, refusal
 
-MADE = {
-    "stage 1": lambda: made_traces.static("stage01_single"),
-    "stage 2": lambda: made_traces.static("stage02_static_batch"),
-    "stage 3": lambda: made_traces.static("stage03_kvcache"),
-    "stage 4": made_traces.slots,
-    "stage 5": lambda: made_traces.paged(num_requests=12, num_blocks=14, max_tokens=90),
-    "stage 6, n = 3": lambda: made_traces.paged(n=3, num_blocks=16, stage="stage06_fast"),
-}
 
-
-@pytest.fixture(params=MADE)
-def trace(request, tmp_path):
-    return read_traces(made_traces.write(tmp_path / "trace.jsonl", *MADE[request.param]()))[0]
+@pytest.fixture(params=[kind for kind in made_traces.RUNS if kind != "drafts"])  # these are in test_speculative.py
+def trace(request):
+    return Trace(request.param, *made_traces.run_of(*made_traces.RUNS[request.param]))
 
 
 # --- The reader -----------------------------------------------------------------------------------------------------
@@ -39,17 +30,14 @@ def write_lines(path, *records):
     return path
 
 
-def changed(where, **changes):
-    """A trace in which a field of the header, the first step, its first row or its first event differs."""
-    header, steps = made_traces.paged(num_requests=1, max_tokens=2)
-    step = steps[0]
-    record = {"header": header, "step": step, "row": step["rows"][0], "event": step["before"][0]}[where]
-    for name, value in changes.items():
-        if value is ...:
-            del record[name]
-        else:
-            record[name] = value
-    return [header, *steps]
+def check_refusal(path, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        read_traces(path)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+HEADER, (FIRST, *_) = made_traces.run_of("preemption")
 
 
 @pytest.mark.parametrize(
@@ -60,53 +48,58 @@ def changed(where, **changes):
         (["[1, 2]"], "line 1: not a trace"),
         ([{"prompt": "Once"}], "line 1: not a trace"),
         ([{"step": 0, "start": 1.0, "seconds": 0.1, "rows": []}], "line 1: a version 1 trace, which has no header: r"),
-        (changed("header", trace=3), "line 1: a trace of version 3, but this program reads 4"),
-        (changed("header", stage="stage09_dreams"), "line 1: unknown stage 'stage09_dreams'"),
-        (changed("header", model=...), "line 1: the header lacks 'model'"),
-        (changed("header")[:1], "a header and no steps"),
-        (changed("step", rows=...), "line 2: the step lacks 'rows'"),
-        (changed("step", mood="good"), "line 2: the step has an unknown field, 'mood'"),
-        (changed("step", step=4), "line 2: step 4 where step 0 is expected"),
-        (changed("step", parts={"dream": 1.0}), "line 2: unknown part 'dream'"),
-        (changed("step", rows=["A"]), "line 2: a row is not a JSON object"),
-        (changed("row", num_tokens="3"), 'line 2: a row: num_tokens can\'t be "3"'),
-        (changed("row", num_tokens=True), "line 2: a row: num_tokens can't be true"),
-        (changed("row", phase="sleep"), "line 2: unknown phase 'sleep'"),
-        (changed("event", kind="vanished"), "line 2: unknown event 'vanished'"),
-        (changed("event", place=...), "line 2: the event 'queued' lacks 'place'"),
-        (changed("header", num_blocks=2), "line 2: block 2 is taken, and is not a free block"),
-        (changed("header", free=[0, 1], num_findable=0), "line 2: block 2 is taken, and is not a free block"),
-        (
-            changed("event", kind="released", block=0, cached=True),
-            "line 2: the event 'released' has an unknown field",
-        ),
-        (changed("event", color="red"), "line 2: the event 'queued' has an unknown field, 'color'"),
-        ([*changed("header")[:2], "{]"], "line 3: not JSON: Expecting property name enclosed"),
-        (
-            changed("header", num_blocks=3 * 10**9),
-            "line 1: the header: num_blocks can't be 3000000000, over 10,000,000",
-        ),
-        (changed("header", num_slots=10**7 + 1), "line 1: the header: num_slots can't be 10000001, over 10,000,000"),
-        *(
-            (
-                [header, json.dumps(step | {"start": 1.0}).replace('"start": 1.0', f'"start": {value}')],
-                f"line 2: {value} is not finite",
-            )
-            for header, step, *_ in [changed("step")]
-            for value in ("1e999", "-1e999", "NaN", "Infinity")
-        ),
+        ([HEADER], "a header and no steps"),
+        ([HEADER, FIRST, "{]"], "line 3: not JSON: Expecting property name enclosed"),
     ],
 )
-def test_reader_names_file_and_line(tmp_path, records, message):
-    path = write_lines(tmp_path / "trace.jsonl", *records)
-    with pytest.raises(ValueError, match=re.escape(message)) as error:
-        read_traces(path)
-    assert str(error.value).startswith(str(path))
-    assert "\n" not in str(error.value)
+def test_a_file_that_is_no_trace(tmp_path, records, message):
+    check_refusal(write_lines(tmp_path / "trace.jsonl", *records), message)
+
+
+@pytest.mark.parametrize(
+    ("where", "changes", "message"),
+    [
+        ("header", dict(trace=3), "line 1: a trace of version 3, but this program reads 4"),
+        ("header", dict(stage="stage09_dreams"), "line 1: unknown stage 'stage09_dreams'"),
+        ("header", dict(model=...), "line 1: the header lacks 'model'"),
+        ("header", dict(num_blocks=3 * 10**9), "line 1: the header: num_blocks can't be 3000000000, over 10,000,000"),
+        ("header", dict(num_slots=10**7 + 1), "line 1: the header: num_slots can't be 10000001, over 10,000,000"),
+        ("header", dict(num_blocks=2), "line 2: block 2 is taken, and is not a free block"),
+        ("header", dict(free=[0, 1], num_findable=0), "line 2: block 2 is taken, and is not a free block"),
+        ("step", dict(rows=...), "line 2: the step lacks 'rows'"),
+        ("step", dict(mood="good"), "line 2: the step has an unknown field, 'mood'"),
+        ("step", dict(step=4), "line 2: step 4 where step 0 is expected"),
+        ("step", dict(parts={"dream": 1.0}), "line 2: unknown part 'dream'"),
+        ("step", dict(rows=["A"]), "line 2: a row is not a JSON object"),
+        ("row", dict(num_tokens="3"), 'line 2: a row: num_tokens can\'t be "3"'),
+        ("row", dict(num_tokens=True), "line 2: a row: num_tokens can't be true"),
+        ("row", dict(phase="sleep"), "line 2: unknown phase 'sleep'"),
+        ("event", dict(kind="vanished"), "line 2: unknown event 'vanished'"),
+        ("event", dict(place=...), "line 2: the event 'queued' lacks 'place'"),
+        ("event", dict(kind="released", block=0, cached=True), "line 2: the event 'released' has an unknown field"),
+        ("event", dict(color="red"), "line 2: the event 'queued' has an unknown field, 'color'"),
+    ],
+)
+def test_what_is_wrong_in_a_trace_is_named(tmp_path, where, changes, message):
+    header, steps = made_traces.run_of("preemption")
+    step = steps[0]
+    record = {"header": header, "step": step, "row": step["rows"][0], "event": step["before"][0]}[where]
+    for name, value in changes.items():
+        if value is ...:
+            del record[name]
+        else:
+            record[name] = value
+    check_refusal(made_traces.write(tmp_path / "trace.jsonl", header, steps), message)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+def test_a_number_that_is_not_finite(tmp_path, number):
+    step = json.dumps({**FIRST, "start": 1.0}).replace('"start": 1.0', f'"start": {number}')
+    check_refusal(write_lines(tmp_path / "trace.jsonl", HEADER, step), f"line 2: {number} is not finite")
 
 
 def test_a_torn_last_line_is_left_out(tmp_path):
-    path = write_lines(tmp_path / "trace.jsonl", *changed("header"))
+    path = made_traces.write(tmp_path / "trace.jsonl", *made_traces.run_of("preemption"))
     whole = read_traces(path)[0]
     assert not whole.torn
     path.write_bytes(path.read_bytes()[:-20])
@@ -120,11 +113,10 @@ def test_a_torn_last_line_is_left_out(tmp_path):
 
 def test_two_runs_in_one_file(tmp_path):
     """Each has its header; the second one's steps, requests and blocks count from the beginning again."""
-    runs = [made_traces.paged(num_requests=2, max_tokens=3), made_traces.slots()]
+    runs = [made_traces.run_of("preemption"), made_traces.run_of("recomputation")]
     lines = [line for header, steps in runs for line in (header, *steps)]
     path = write_lines(tmp_path / "two.jsonl", *lines)
-    found = [[trace.header, trace.steps] for trace in read_traces(path)]
-    assert found == json.loads(json.dumps(runs))
+    assert [(trace.header, trace.steps) for trace in read_traces(path)] == runs
     write_lines(path, *lines, runs[0][0])
     with pytest.raises(ValueError, match="a header and no steps"):
         read_traces(path)
@@ -139,7 +131,7 @@ def test_states_agree_with_the_trace(trace):
         seen = made_traces.snapshot(state)
         assert not set(seen["waiting"]) & set(seen["running"])
         assert {f"{row['request_id']}/{row['index']}" for row in step["rows"]} <= set(seen["running"])
-        if trace.header["stage"] in ("stage05_paged", "stage06_fast"):
+        if "num_blocks" in trace.header:
             held = {block for table in seen["tables"].values() for block in table}
             assert sorted([*held, *seen["free"]]) == list(range(trace.header["num_blocks"]))
             assert set(seen["findable"]) <= set(seen["free"])
@@ -158,55 +150,42 @@ def test_states_agree_with_the_trace(trace):
     assert counts["padding"] + counts["carried"] == sum(row["num_padding"] for row in rows)
 
 
-def test_stage_1_computes_everything_again(tmp_path):
-    trace = read_traces(made_traces.write(tmp_path / "trace.jsonl", *MADE["stage 1"]()))[0]
-    *_, last = states(trace)
-    prompts = sum(len(e["prompt_token_ids"]) for e in trace.steps[0]["before"] if e["kind"] == "queued")
-    requests = sum(e["kind"] == "queued" for e in trace.steps[0]["before"])
-    assert last.counts["useful"] == prompts + last.counts["output"] - requests  # the last tokens are not computed
-    assert last.counts["recomputed"] > last.counts["useful"]
-
-
-def test_what_was_lost_is_computed_again(tmp_path):
-    """By a preemption, and by a step that failed, after which all requests are queued again."""
-    trace = read_traces(made_traces.write(tmp_path / "trace.jsonl", *MADE["stage 5"]()))[0]
-    *_, last = states(trace)
+def test_what_was_lost_is_computed_again():
+    """By every step of stage 1, by a preemption, and by a step that failed, after which all requests wait again."""
+    header, steps = made_traces.run_of("recomputation")
+    *_, last = states(Trace("recomputation", header, steps))
+    rows = [row["num_tokens"] for step in steps for row in step["rows"]]
+    assert (last.counts["recomputed"], last.counts["useful"]) == (sum(rows) - max(rows), max(rows))
+    *_, last = states(Trace("preemption", *made_traces.run_of("preemption")))
     assert last.counts["preemptions"] >= 1
     assert last.counts["recomputed"] > 0
-    header, (first, *_) = made_traces.slots(num_requests=1, budget=200)
-    (queued, admitted), (row,) = first["before"], first["rows"]
-    queued = {**queued, "output_token_ids": [first["after"][0]["token_id"]]}
+    header, (first, *_) = made_traces.run_of("speculation")
+    (queued, *memory), (row,), (token,) = (first[name] for name in ("before", "rows", "after"))
+    queued = {**queued, "output_token_ids": [token["token_id"]]}
     row = {**row, "num_tokens": row["num_tokens"] + 1}
-    again = {**first, "step": 1, "before": [{"kind": "restarted"}, queued, admitted], "rows": [row], "texts": {}}
-    *_, last = states(read_traces(write_lines(tmp_path / "trace.jsonl", header, first, again))[0])
+    again = {**first, "step": 1, "before": [{"kind": "restarted"}, queued, *memory], "rows": [row]}
+    *_, last = states(Trace("restarted", header, [first, again]))
     assert (last.counts["recomputed"], last.counts["useful"]) == (row["num_tokens"] - 1, row["num_tokens"])
 
 
-def test_beams_replace_each_other(tmp_path):
-    """Two beams, of which the second has two children and the first dies."""
-    header, steps = made_traces.paged(num_requests=1, max_tokens=9)
-    (row,), texts = steps[0]["rows"], steps[0]["texts"]
-    whose = dict(request_id=row["request_id"], index=0)
-    empty = dict(before=[], texts={}, after=[])
-    first = {**steps[0], "texts": texts, "after": [dict(kind="beams", **whose, parents=[0, 0], token_ids=[1, 2])]}
-    rows = [{**row, "index": i, "phase": "decode", "start": row["num_tokens"], "num_tokens": 1} for i in range(2)]
-    beams = dict(kind="beams", **whose, parents=[1, 1], token_ids=[3, 4])
-    second = {**steps[0], **empty, "step": 1, "rows": rows, "after": [beams]}
-    ends = [dict(kind="beams", **whose, parents=[], token_ids=[]), dict(kind="finished", **whose, reason="beams")]
-    third = {**second, "step": 2, "after": ends}
-    trace = read_traces(write_lines(tmp_path / "trace.jsonl", header, first, second, third))[0]
-    prompt = steps[0]["before"][0]["prompt_token_ids"]
-    tokens = [[c.tokens for _, c in sorted(state.completions.items())] for state in states(trace)]
-    assert tokens == [[prompt], [[*prompt, 1], [*prompt, 2]], [[*prompt, 2, 3], [*prompt, 2, 4]]]
-    *_, last = states(trace)
-    assert {c.finish_reason for c in last.completions.values()} == {"beams"}
+def test_beams_replace_each_other():
+    header, steps = made_traces.run_of("beams")
+    prompt, beams = steps[0]["before"][0]["prompt_token_ids"], [[]]
+    for state, step in zip(states(Trace("beams", header, steps)), steps, strict=True):
+        shown = [completion.tokens for _, completion in sorted(state.completions.items())]
+        assert shown == [[*prompt, *beam] for beam in beams]
+        for event in step["after"]:
+            if event["kind"] == "beams" and event["parents"]:
+                beams = [[*beams[p], t] for p, t in zip(event["parents"], event["token_ids"], strict=True)]
+    assert len(beams) == 3
+    assert {completion.finish_reason for completion in state.completions.values()} == {"beams"}
 
 
 # --- The page's file --------------------------------------------------------------------------------------------------
 
 
 def test_page_is_one_file_with_the_trace_in_it(tmp_path):
-    path = made_traces.write(tmp_path / "trace.jsonl", *made_traces.hostile(*made_traces.paged()))
+    path = made_traces.write(tmp_path / "trace.jsonl", *made_traces.hostile(*made_traces.run_of("preemption")))
     trace = read_traces(path)[0]
     html = page.make_page([trace, trace])
     assert html.isascii() or html.encode("utf-8")  # no lone surrogates
@@ -279,24 +258,12 @@ def test_requests_are_told_from_the_page():
         assert min(contrast(color, night) for color in own) >= 3
 
 
-def test_colors_of_requests_mean_nothing_else():
-    """Not a part of a step's time, nor what was computed."""
-    css = (page.PARTS / "page.css").read_text(encoding="utf-8")
-    rules = re.findall(r"([^{}]+){([^{}]*var\(--c\d\)[^{}]*)}", css)
-    users = {selector.split("*/")[-1].strip() for selector, _ in rules}
-    assert {user for user in users if not re.fullmatch(r"\.c\d", user)} == {
-        ".swatch.computed",
-        ".swatch.findable",
-        ".swatch.prompt",
-    }
-
-
 # --- The command line -----------------------------------------------------------------------------------------------
 
 
 def test_command_line(tmp_path, capsys):
     one, html = tmp_path / "one.jsonl", tmp_path / "run.html"
-    made_traces.write(one, *made_traces.slots())
+    made_traces.write(one, *made_traces.run_of("recomputation"))
     for _ in range(2):  # what it made it may replace
         assert main([str(one), "-o", str(html)]) == 0
     assert html.read_bytes().startswith(page.BEGIN)
@@ -319,7 +286,7 @@ def test_a_page_with_its_story_is_opened(tmp_path, capsys, monkeypatch):
     assert html.count('class="trace"') == 2
     assert "Sorting by length saves padding: 898 places are computed for nothing instead of 1,105" in html
     (tmp_path / "stories.toml").write_text("[other]")
-    made_traces.write(tmp_path / "one.jsonl", *made_traces.slots())
+    made_traces.write(tmp_path / "one.jsonl", *made_traces.run_of("recomputation"))
     assert main([str(tmp_path / "one.jsonl"), "-o", str(tmp_path / "run.html")]) == 0
     for text, words in (("[one]", "the story one has no 'stops'"), ("[one", "stories.toml: ")):
         (tmp_path / "stories.toml").write_text(text)
@@ -328,7 +295,7 @@ def test_a_page_with_its_story_is_opened(tmp_path, capsys, monkeypatch):
 
 def test_command_line_refuses(tmp_path):
     one, html, own = tmp_path / "one.jsonl", tmp_path / "run.html", tmp_path / "own.html"
-    made_traces.write(one, *made_traces.slots())
+    made_traces.write(one, *made_traces.run_of("recomputation"))
     own.write_text("<!doctype html>\n<title>mine</title>")
     for arguments, says in (
         ([one], "say where the page goes"),
@@ -343,8 +310,3 @@ def test_command_line_refuses(tmp_path):
         assert says in refusal(main, *arguments)
     assert own.read_text().endswith("<title>mine</title>")
     assert not html.exists()
-
-
-def test_every_slot_of_the_page_is_filled():
-    with pytest.raises(ValueError, match="has the slots"):
-        page.render({"title": "a replay"}, page.PARTS)

@@ -295,7 +295,7 @@ def test_shared_blocks_have_no_guesses(stage, small_checkpoint):
         assert 0 < llm.stats.num_accepted_tokens < llm.stats.num_draft_tokens
 
 
-@pytest.mark.parametrize("num_blocks", [7, 9, 14])
+@pytest.mark.parametrize("num_blocks", [7, 14])
 def test_in_a_pool_that_is_too_small(stage, small_checkpoint, num_blocks):
     """Guesses take only free blocks, and give them back; preempted requests get the same tokens."""
     prompts = random_prompts(211, [9, 8, 7, 3])
@@ -359,8 +359,10 @@ def test_a_request_that_fails_behind_right_guesses(stage, small_checkpoint):
     assert [told(output) for output in llm.generate(prompts, params)] == expected
 
 
-@pytest.mark.parametrize("form", [{"regex": "[a-z]{3,9} (and [a-z]{2,5} )+end"}, {"choice": ["one two", "one three"]}])
-@pytest.mark.parametrize("speculate", ["ngram", DRAFT])
+@pytest.mark.parametrize(
+    ("form", "speculate"),
+    [({"regex": "[a-z]{3,9} (and [a-z]{2,5} )+end"}, "ngram"), ({"choice": ["one two", "one three"]}, DRAFT)],
+)
 def test_forms(stage, form, speculate):
     prompts = ["Say one two or one three:", "the words: and so and so and so"]
 
@@ -535,31 +537,6 @@ def test_auto_tries_what_it_does_not_know(stage, small_checkpoint):
         assert least <= llm.stats.num_draft_tokens <= most
 
 
-def test_how_much_one_try_counts(stage, small_checkpoint):
-    """The assumed rate counts as two tries, and the rate of all requests as six of a request's own: 2/3, and 4/7."""
-    planner, (request,) = speculator_with(stage, small_checkpoint, FREE).planner, requests_of(stage, 1)
-    own = stage.part("draft_planner").Acceptance(30)
-    cases = (planner.overall, {}, 1.60, 1.68), (own, {request: own}, 1.52, 1.53)
-    for acceptance, by_request, last, first in cases:
-        planner.by_request, acceptance.num_accepted, acceptance.num_tried = by_request, 1.0, 1.0
-        for seconds, counts in ((last, {request: 1}), (first, {})):  # drafts just pay, or just don't
-            planner.costs.seconds = [0.0, 1.0, seconds, *[100.0] * 62]
-            assert planner.best_counts({request: 16}, 1) == counts
-        acceptance.num_accepted = acceptance.num_tried = 0.0
-
-
-def test_one_request_gets_two_guesses_until_eight_were_tried(stage, small_checkpoint):
-    planner = speculator_with(stage, small_checkpoint, FREE).planner
-    first, second, third = requests_of(stage, 3)
-    for tried, probed in ((0, {second: 2}), (7.9, {second: 2}), (8, {})):
-        planner.overall.num_tried = tried
-        assert planner.probe({first: 0, second: 16, third: 16}, 3) == probed
-    planner.overall.num_tried = 0
-    assert planner.probe({first: 1}, 1) == {first: 1}
-    planner.costs.seconds = FULL
-    assert planner.probe({first: 1}, 1) == {}
-
-
 def test_auto_looks_first_only_where_looking_is_free(stage, small_checkpoint):
     """And where guesses could pay."""
     planner, looked, (request,) = speculator_with(stage, small_checkpoint, FREE).planner, [], requests_of(stage, 1)
@@ -572,15 +549,6 @@ def test_auto_looks_first_only_where_looking_is_free(stage, small_checkpoint):
     planner.costs.seconds = FULL
     planner.plan({request: 16}, 1)
     assert looked == [1]
-
-
-def test_what_gets_no_guesses_is_slowly_forgotten(stage, small_checkpoint):
-    planner, (request,) = speculator_with(stage, small_checkpoint, FULL).planner, requests_of(stage, 1)
-    own = planner.by_request[request] = stage.part("draft_planner").Acceptance(30)
-    own.num_tried = planner.overall.num_tried = 100.0
-    planner.plan({request: 16}, 1)
-    assert own.num_tried == pytest.approx(99)
-    assert planner.overall.num_tried == pytest.approx(99.8)
 
 
 def test_auto_knows_who_has_guesses(stage, small_checkpoint, monkeypatch):
@@ -612,23 +580,6 @@ def test_drafts_take_what_is_left_of_a_step(stage, small_checkpoint, monkeypatch
     assert speculator.draft(rows[1:3]) == {}
     for draft, kept in (([0, 210], 2), ([5, 211, 5], 1), ([-1, 5], 0)):
         assert speculator.truncate_at_eos(first, draft) == draft[:kept]
-
-
-def test_auto_stops_where_many_run(stage, small_checkpoint):
-    """With 32 requests, each more row costs its full share of the step: too much for what guesses gain."""
-    limited = speculator_with(stage, small_checkpoint, [0.0] + [max(1.0, n / 8) for n in range(1, 65)]).planner
-    many, few = (dict.fromkeys(requests_of(stage, n), 16) for n in (32, 1))
-    assert limited.best_counts(many, 32) == {}
-    assert limited.best_counts(few, 1)
-
-
-def test_auto_counts_the_drafters_time(stage, small_checkpoint):
-    slow = speculator_with(stage, small_checkpoint, FREE, speculate=small_checkpoint).planner
-    max_drafts = dict.fromkeys(requests_of(stage, 1), 16)
-    slow.drafter.draft_cost = 0.0
-    assert slow.best_counts(max_drafts, 1)
-    slow.drafter.draft_cost = 10.0
-    assert slow.best_counts(max_drafts, 1) == {}
 
 
 def test_what_was_tried_in_vain_is_tried_again(stage, small_checkpoint):
@@ -770,24 +721,28 @@ def looked_up(stage, prompt, output, count):
     return stage.part("drafters").PromptLookup().draft({request: count}).get(request)
 
 
-def test_prompt_lookup(stage):
-    assert looked_up(stage, [1, 2, 3, 4, 5, 6, 1, 2], [3], 3) == [4, 5, 6]
-    assert looked_up(stage, [1, 2, 3], [4], 3) is None
-    assert looked_up(stage, [7, 1, 2, 8, 9, 1, 2, 5, 5], [1, 2], 2) == [5, 5]  # the latest
-    assert looked_up(stage, [4, 7, 1, 2, 8, 9, 1, 2, 5, 4, 7], [1, 2], 1) == [8]  # the longest
-    assert looked_up(stage, [4, 1], [4], 1) is None  # one token is no match
-    assert looked_up(stage, [1], [1], 1) is looked_up(stage, [1], [], 1) is None
-    assert looked_up(stage, [70_000, 70_001, 5, 70_000], [70_001], 1) == [5]
-    assert looked_up(stage, [1, 2, 3, 4, 7, 8, 2, 3, 4, 6, 1, 2, 3], [4], 1) == [7]  # four are better than three
-    assert looked_up(stage, [0, 1, 2, 3, 4, 7, 5, 1, 2, 3, 4, 8, 0, 1, 2, 3], [4], 1) == [8]  # five are not looked for
-    for almost in ([26553, 48707, 5, 20772, 29272], [0, 1, 5, 2**61 - 1, 1], [0, 1, 5, 2**16, 1]):
-        assert looked_up(stage, almost, [], 1) is None  # the checksum, the hash, the lowest bits are the same
-
-
-def test_prompt_lookup_at_the_end_of_the_text(stage):
-    """It goes on as if the text came again."""
-    assert looked_up(stage, [3], [3, 3], 4) == [3, 3, 3, 3]
-    assert looked_up(stage, [1, 2, 1], [2], 5) == [1, 2, 1, 2, 1]
+@pytest.mark.parametrize(
+    ("prompt", "output", "count", "found"),
+    [
+        pytest.param([1, 2, 3, 4, 5, 6, 1, 2], [3], 3, [4, 5, 6], id="what followed before"),
+        pytest.param([1, 2, 3], [4], 3, None, id="nothing to find"),
+        pytest.param([7, 1, 2, 8, 9, 1, 2, 5, 5], [1, 2], 2, [5, 5], id="the latest"),
+        pytest.param([4, 7, 1, 2, 8, 9, 1, 2, 5, 4, 7], [1, 2], 1, [8], id="the longest"),
+        pytest.param([1, 2, 3, 4, 7, 8, 2, 3, 4, 6, 1, 2, 3], [4], 1, [7], id="four are better than three"),
+        pytest.param([0, 1, 2, 3, 4, 7, 5, 1, 2, 3, 4, 8, 0, 1, 2, 3], [4], 1, [8], id="five are not looked for"),
+        pytest.param([4, 1], [4], 1, None, id="one token is no match"),
+        pytest.param([1], [1], 1, None, id="two tokens"),
+        pytest.param([1], [], 1, None, id="one token"),
+        pytest.param([70_000, 70_001, 5, 70_000], [70_001], 1, [5], id="tokens of more than 16 bits"),
+        pytest.param([26553, 48707, 5, 20772, 29272], [], 1, None, id="the same checksum"),
+        pytest.param([0, 1, 5, 2**61 - 1, 1], [], 1, None, id="the same hash"),
+        pytest.param([0, 1, 5, 2**16, 1], [], 1, None, id="the same lowest bits"),
+        pytest.param([3], [3, 3], 4, [3, 3, 3, 3], id="past the end, as if the text came again"),
+        pytest.param([1, 2, 1], [2], 5, [1, 2, 1, 2, 1], id="and again"),
+    ],
+)
+def test_prompt_lookup(stage, prompt, output, count, found):
+    assert looked_up(stage, prompt, output, count) == found
 
 
 def test_prompt_lookup_goes_on_where_it_was(stage):
@@ -808,19 +763,6 @@ def test_prompt_lookup_goes_on_where_it_was(stage):
 def test_which_drafter_is_picked(stage, speculate, device, kind):
     pick = stage.part("drafters").pick_drafter
     assert type(pick(SimpleNamespace(speculate=speculate), torch.device(device), None, 0)).__name__ == kind
-
-
-def test_what_the_draft_model_has_not_seen(stage):
-    """All tokens after the first one that differs, and always the last; wrong ones are forgotten."""
-    rng, slot, token_ids = random.Random(0), stage.part("drafters").DraftSlot(0), [1]
-    for _ in range(300):
-        pairs = zip(slot.tokens, token_ids[:-1], strict=False)
-        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        assert slot.missing(token_ids) == token_ids[same:]
-        assert slot.tokens == token_ids[:same]
-        guesses = [rng.randrange(2) for _ in range(rng.randrange(4))]
-        slot.tokens += [*token_ids[same:], *guesses][: rng.randint(1, 4)]
-        token_ids += [rng.randrange(2) for _ in range(rng.randrange(3))]
 
 
 def test_drafters_let_go_of_requests(stage, small_checkpoint):
@@ -851,14 +793,6 @@ def test_drafters_let_go_of_requests(stage, small_checkpoint):
 def test_wrong_options(stage, small_checkpoint, options, message):
     with pytest.raises(ValueError, match=message):
         stage.LLM(small_checkpoint, device="cpu", **options)
-
-
-@pytest.mark.covers("config.py")
-@pytest.mark.parametrize(("flag", "meant"), [("3", 3), ("auto", "auto")])
-def test_the_number_of_drafts_as_a_flag(stage, flag, meant):
-    part = stage.part("config")
-    text = "".join([*flag])  # another object than the default, so it is checked
-    assert part.EngineConfig(num_drafts=part.as_number(text)).num_drafts == meant
 
 
 def test_dtypes_of_the_drafter(stage, small_checkpoint):

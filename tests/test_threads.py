@@ -43,19 +43,17 @@ def inside(limit) -> int:
 @about_limits
 def test_threads_are_as_many_as_there_are_free_cores(limit):
     assert inside(limit) == 4  # nothing is known yet
-    limit.passes(1.0, idle=0.1, own=3.8)  # nobody else
-    assert inside(limit) == 4
-    limit.passes(1.0, idle=0.0, own=3.0)  # one core is somebody else's
-    assert inside(limit) == 3
-    limit.passes(1.0, idle=0.0, own=2.6)
-    assert inside(limit) == 3
-    limit.passes(1.0, idle=0.0, own=0.2)  # all are
-    assert inside(limit) == 1
-    limit.passes(0.01, idle=0.04, own=0.0)  # too short to say anything
-    assert inside(limit) == 1
-    limit.passes(1.0, idle=3.0, own=1.0)  # they have gone
-    assert inside(limit) == 4
-    assert torch.get_num_threads() == 4
+    for seconds, idle, own, threads in (
+        (1.0, 0.1, 3.8, 4),  # nobody else
+        (1.0, 0.0, 3.0, 3),  # one core is somebody else's
+        (1.0, 0.0, 2.6, 3),
+        (1.0, 0.0, 0.2, 1),  # all are
+        (0.01, 0.04, 0.0, 1),  # too short to say anything
+        (1.0, 3.0, 1.0, 4),  # they have gone
+    ):
+        limit.passes(seconds, idle, own)
+        assert inside(limit) == threads
+        assert torch.get_num_threads() == 4
 
 
 @about_limits
@@ -83,16 +81,6 @@ def test_after_an_exit_that_was_interrupted_the_number_comes_back(limit):
 
 
 @about_limits
-def test_a_look_counts_the_cores_we_may_use():
-    look = LIMITED[0].part("threads").ThreadLimit._measure
-    first, second = look(), look()
-    assert all(new >= old for new, old in zip(second, first, strict=True))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    seconds, idle, _ = (new - old for new, old in zip(second, first, strict=True))
-    assert idle <= cores * (seconds + 0.1)
-
-
-@about_limits
 @pytest.mark.parametrize("stage", LIMITED, ids=str)
 def test_which_cores_a_look_counts(stage, monkeypatch):
     threads = stage.part("threads")
@@ -105,33 +93,19 @@ def test_which_cores_a_look_counts(stage, monkeypatch):
     assert threads.ThreadLimit._measure()[1] == 7.5
 
 
-WAITING = """
-import os, sys
-{before}
-import {stage}.support.openmp as openmp
-import torch
-print(openmp.WAITS_BRIEFLY, os.environ.get("GOMP_SPINCOUNT"))
-"""
+WAITING = (
+    "import os, {0}.support.openmp as openmp, torch; print(openmp.WAITS_BRIEFLY, os.environ.get('GOMP_SPINCOUNT'))"
+)
 
 
 @pytest.mark.covers("support/openmp.py")
-@pytest.mark.parametrize(
-    ("before", "environment", "expected"),
-    [
-        ("", {}, "True None"),  # set while torch is loaded, and for nobody else
-        pytest.param("import torch", {"OMP_WAIT_POLICY": "PASSIVE"}, "False None", marks=pytest.mark.soak),
-        pytest.param("", {"OMP_WAIT_POLICY": "ACTIVE"}, "False None", marks=pytest.mark.soak),
-        pytest.param("", {"GOMP_SPINCOUNT": "300000"}, "False 300000", marks=pytest.mark.soak),
-    ],
-)
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP runtime")
-def test_the_runtime_waits_briefly(before, environment, expected):
+def test_the_runtime_waits_briefly():
+    """The setting is there while torch is loaded, and for nobody else."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP_"))}
-    ended = subprocess.run(
-        [sys.executable, "-c", WAITING.format(before=before, stage=STAGES[5].directory)],
-        cwd=ROOT, env=clean | environment, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert (ended.stdout.strip(), ended.stderr) == (expected, "")
+    command = [sys.executable, "-c", WAITING.format(STAGES[5].directory)]
+    ended = subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=600)
+    assert (ended.stdout.strip(), ended.stderr) == ("True None", "")
 
 
 @pytest.mark.covers("support/openmp.py")
@@ -212,7 +186,7 @@ def ends_where(stop: str, text: str, old_length: int) -> int | None:
 
 
 @pytest.mark.covers("support/text.py")
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_stop_texts_are_found_as_the_obvious_way_finds_them(stage, seed):
     rng, Text = random.Random(seed), stage.part("text").Text
     for _ in range(200):

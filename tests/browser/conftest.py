@@ -4,14 +4,13 @@ import contextlib
 import functools
 import http.server
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 from selenium import webdriver
 
+from stagewise.replay.__main__ import main as replay
 from tests import made_traces
 from tools import replay_examples
 
@@ -128,8 +127,7 @@ def make_page(tmp_path_factory):
     def make(name, *traces):
         paths = [made_traces.write(directory / f"{name}{i}.jsonl", *trace) for i, trace in enumerate(traces)]
         page = directory / f"{name}.html"
-        command = [sys.executable, "-m", "stagewise.replay", *paths, "-o", page]
-        subprocess.run(command, cwd=ROOT, check=True)
+        assert replay([*map(str, paths), "-o", str(page)]) == 0
         return page, paths
 
     return make

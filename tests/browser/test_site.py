@@ -16,6 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.browser.conftest import ROOT, Browser, served
+from tests.browser.test_page import violations
 
 sys.path.insert(0, str(ROOT / "tools"))  # as docs/site/conf.py does it
 sys.path.insert(0, str(ROOT / "docs" / "site"))
@@ -24,7 +25,6 @@ import walk
 from extensions import mermaid
 from sync_stages import read_stages, tomllib
 
-AXE = ROOT / ".axe/package/axe.min.js"
 WIDTHS = {1440: 900, 800: 1000, 390: 844}
 BUILD = (
     "-m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d docs/site/_build/doctrees . docs/site/_build/html"
@@ -63,6 +63,10 @@ def fetched(browser):
     return [name for name in names if not name.startswith(("file:", "data:", "http://127.0.0.1:"))]
 
 
+def until(browser, condition):
+    WebDriverWait(browser.driver, 30).until(lambda _: condition())
+
+
 def documents():
     """The Markdown files and notebooks in Git, or not ignored by it, but for templates."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*.ipynb"]
@@ -81,7 +85,7 @@ def plain(code):
 # --- The files --------------------------------------------------------------------------------------------------------
 
 
-def test_every_text_has_a_page_that_the_root_leads_to(site, texts):
+def test_the_root_leads_to_every_text_walk_and_difference(site, texts):
     reached, todo = set(), [site / "index.html"]
     while todo:
         page = todo.pop()
@@ -89,7 +93,14 @@ def test_every_text_has_a_page_that_the_root_leads_to(site, texts):
             reached.add(page)
             links = re.findall(r'href="([^"#?:]+\.html)', texts.get(page, ""))
             todo += [(page.parent / unquote(link)).resolve() for link in links]
-    assert [path for path in documents() if page_of(site, path) not in reached] == []
+    pages = {page for page in texts if {"walks", "differences"} & set(page.parts)}
+    assert len(pages) > 2 * len(STAGES)
+    assert (pages | {page_of(site, path) for path in documents()}) - reached == set()
+
+
+def test_a_chapter_leads_to_its_walk(texts, site):
+    for stage in list(STAGES)[1:]:
+        assert f'class="walk-link"><a href="../walks/{stage}.html"' in texts[site / stage / "README.html"]
 
 
 def test_the_sidebar_has_the_pages_of_a_chapter_in_their_order(site, texts):
@@ -198,20 +209,19 @@ CUT_OFF = """
 
 def test_no_page_scrolls_sideways_and_no_code_is_cut_off(browser, site, texts):
     """No code of a text on a laptop: commands and their output, in notebooks and references too."""
-    wrong = []
-    documents_of_site = {page_of(site, path) for path in documents()}
+    wrong, texts_of_site = [], {page_of(site, path) for path in documents()}
     for page in sample(site, texts):
+        name = page.relative_to(site).as_posix()
         browser.size(1440, 900)
         browser.open(page)
-        if page in documents_of_site and (cut_off := browser(CUT_OFF)):
-            wrong.append((page.relative_to(site).as_posix(), cut_off))
+        if page in texts_of_site:
+            wrong += [(name, cut_off) for cut_off in browser(CUT_OFF)]
         for width, height in WIDTHS.items():
             browser.size(width, height, mobile=width < 500)
             if browser("return document.documentElement.scrollWidth") > width or browser(TOO_WIDE):
-                wrong.append((page.relative_to(site).as_posix(), width, browser(TOO_WIDE)))
-        console = [entry["message"] for entry in browser.driver.get_log("browser")]
-        if console or fetched(browser):
-            wrong.append((page.relative_to(site).as_posix(), console, fetched(browser)))
+                wrong.append((name, width, browser(TOO_WIDE)))
+        wrong += [(name, entry["message"]) for entry in browser.driver.get_log("browser")]
+        wrong += [(name, address) for address in fetched(browser)]
     assert wrong == []
 
 
@@ -221,10 +231,10 @@ def test_search(browser, site):
     with served(site) as address:
         browser.driver.get(f"{address}/search.html?q=preemption")
         taught = f"{address}/stage05_paged/SHARING.html"  # results arrive one by one
-        WebDriverWait(browser.driver, 30).until(lambda _: taught in [link.split("#")[0] for link in browser(links)])
-        WebDriverWait(browser.driver, 30).until(lambda _: browser("return document.querySelector('#search-results p')"))
+        until(browser, lambda: taught in [link.split("#")[0] for link in browser(links)])
+        until(browser, lambda: browser("return document.querySelector('#search-results p')"))
         browser.driver.find_element(By.CSS_SELECTOR, "#search-results li a").click()
-        WebDriverWait(browser.driver, 30).until(lambda _: "search.html" not in browser.driver.current_url)
+        until(browser, lambda: "search.html" not in browser.driver.current_url)
         assert "preempt" in browser("return document.querySelector('article').textContent").lower()
         browser.driver.get("about:blank")
 
@@ -237,14 +247,6 @@ def test_no_motion_for_who_asks_for_none(browser, site):
     assert browser(behavior) == "smooth"
 
 
-def test_folds_open(browser, site):
-    browser.open(page_of(site, next(filter(folds, documents()))))
-    shown = "const fold = document.querySelector('details'); return fold.lastElementChild.checkVisibility()"
-    assert not browser(shown)
-    browser.driver.find_element(By.CSS_SELECTOR, "details summary").click()
-    assert browser(shown)
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 def test_an_embedded_replay_runs(browser, site, width):
     browser.size(width, WIDTHS[width], mobile=width < 500)
@@ -252,7 +254,7 @@ def test_an_embedded_replay_runs(browser, site, width):
     frame = browser.driver.find_element(By.TAG_NAME, "iframe")
     browser("arguments[0].scrollIntoView()", frame)
     browser.driver.switch_to.frame(frame)
-    WebDriverWait(browser.driver, 30).until(lambda _: browser("return typeof page !== 'undefined'"))
+    until(browser, lambda: browser("return typeof page !== 'undefined'"))
     assert browser("return page.position") == 0
     browser("page.forward(); page.renderNow()")
     assert browser("return page.position") > 0
@@ -337,7 +339,7 @@ def test_the_front_page_plays_the_race_and_opens_a_replay(browser, site, width):
     link = browser.driver.find_element(By.CSS_SELECTOR, ".ways a")
     assert browser("return arguments[0].getBoundingClientRect().bottom < innerHeight", link)
     link.click()
-    WebDriverWait(browser.driver, 30).until(lambda _: browser("return typeof page !== 'undefined'"))
+    until(browser, lambda: browser("return typeof page !== 'undefined'"))
 
 
 def test_pages_show_the_version(texts):
@@ -462,13 +464,6 @@ def test_a_walk_needs_no_script(texts, site, stage):
     assert 'stop" hidden' not in page
 
 
-def test_walks_are_linked(texts, site):
-    for stage in list(STAGES)[1:]:
-        assert f'class="walk-link"><a href="../walks/{stage}.html"' in texts[site / stage / "README.html"]
-        assert f'href="../../walks/{stage}.html"' in texts[site / "docs/site/differences.html"]
-    assert 'href="docs/site/differences.html"' in texts[site / "index.html"]
-
-
 KINDS = """README.html exercises/stage1/1_1_sampler.html notebooks/02_batching.html docs/site/api.html
     differences/stage05_paged/llm.py.html stage05_paged/__main__.py.html stage05_paged/README.html
     walks/stage05_paged.html"""
@@ -478,16 +473,7 @@ KINDS = """README.html exercises/stage1/1_1_sampler.html notebooks/02_batching.h
 @pytest.mark.parametrize("name", KINDS.split())
 def test_accessibility(browser, site, name, dark):
     """axe-core finds nothing, the replays in a chapter left to their own tests."""
-    if not AXE.exists():
-        pytest.fail("no axe-core: make test-browser fetches it")
     browser.size(1280, 800, dark=dark)
     browser.open(site / name)
-    browser(AXE.read_text(encoding="utf-8"))
-    options = "preload: false, rules: {'definition-list': {enabled: false}}"  # Sphinx's own lists of parameters
-    run = f"axe.run({{exclude: ['iframe']}}, {{{options}}}).then((found) => arguments[0](found.violations))"
-    wrong = [
-        (violation["id"], node["html"], node["failureSummary"])
-        for violation in browser.driver.execute_async_script(run)
-        for node in violation["nodes"]
-    ]
-    assert wrong == []
+    options = "{preload: false, rules: {'definition-list': {enabled: false}}}"  # Sphinx's own lists of parameters
+    assert violations(browser, "{exclude: ['iframe']}", options) == []
