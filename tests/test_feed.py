@@ -1,18 +1,33 @@
 """The server's feed: who gets the next seat in the engine."""
 
 import asyncio
-import contextlib
 
 import pytest
 
 from stagewise.serving.feed import Feed
 
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
 
 class Calls:
-    """Completions that hold a seat until the test ends them."""
+    """Completions that hold a seat until the test ends them. At the end nothing is left of them."""
 
     def __init__(self, num_seats):
         self.feed, self.tasks, self.running = Feed(lambda: num_seats), [], []
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        assert (self.running, self.feed.taken, self.feed.waiting) == ([], {}, {})
 
     async def complete(self, call):
         end = asyncio.Event()
@@ -39,70 +54,39 @@ class Calls:
         names = [call for call, _ in self.running]
         return {call: names.count(call) for call in names}
 
-    async def cancel_all(self):
-        for task in self.tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
-
-def test_one_call_leaves_the_last_quarter_to_newcomers():
-    async def go():
-        calls = Calls(8)
+async def test_one_call_leaves_the_last_quarter_to_newcomers():
+    async with Calls(8) as calls:
         await calls.start("large", 128)
         assert calls.seats() == {"large": 6}
         await calls.start("small")
-        assert calls.seats() == {"large": 6, "small": 1}
         await calls.start("third", 5)
         assert calls.seats() == {"large": 6, "small": 1, "third": 1}
-        await calls.cancel_all()
-        assert (calls.running, calls.feed.taken, calls.feed.waiting) == ([], {}, {})
-
-    asyncio.run(go())
 
 
-def test_calls_take_turns():
+async def test_calls_take_turns():
     """A free seat goes to the call with the fewest, and of equals to the one that has waited longest."""
-
-    async def go():
-        calls = Calls(4)
-        await calls.start("a", 9)
-        await calls.start("b", 9)
-        await calls.start("c", 9)
+    async with Calls(4) as calls:
+        for call in "abc":
+            await calls.start(call, 9)
         assert calls.seats() == {"a": 3, "b": 1}
-        await calls.end_one("a")
-        assert calls.seats() == {"a": 2, "b": 1, "c": 1}
-        for ended, expected in (
-            ("a", {"a": 2, "b": 1, "c": 1}),
-            ("a", {"a": 1, "b": 2, "c": 1}),
-            ("b", {"a": 1, "b": 1, "c": 2}),
-        ):
+        for ended, a, b, c in (("a", 2, 1, 1), ("a", 2, 1, 1), ("a", 1, 2, 1), ("b", 1, 1, 2)):
             await calls.end_one(ended)
-            assert calls.seats() == expected
-        await calls.cancel_all()
-
-    asyncio.run(go())
+            assert calls.seats() == {"a": a, "b": b, "c": c}
 
 
 @pytest.mark.parametrize("num_seats", [1, 2, 3])
-def test_few_seats_are_all_for_one(num_seats):
-    async def go():
-        calls = Calls(num_seats)
+async def test_few_seats_are_all_for_one(num_seats):
+    async with Calls(num_seats) as calls:
         await calls.start("a", 5)
         assert calls.seats() == {"a": num_seats}
-        await calls.cancel_all()
-
-    asyncio.run(go())
 
 
-def test_a_completion_that_leaves_gives_its_seat_back():
+async def test_a_completion_that_leaves_gives_its_seat_back():
     """It leaves while it runs, while it waits, or in the moment in which it gets its seat."""
-
-    async def go():
-        calls = Calls(1)
-        await calls.start("a")
-        await calls.start("b")
-        await calls.start("c")
+    async with Calls(1) as calls:
+        for call in "abc":
+            await calls.start(call)
         running, waiting, last = calls.tasks
         waiting.cancel()
         await calls.settle()
@@ -113,21 +97,18 @@ def test_a_completion_that_leaves_gives_its_seat_back():
         await calls.settle()
         assert running.done()
         assert calls.running == []
-        await calls.start("d")
-        assert calls.seats() == {"d": 1}
-        await calls.cancel_all()
+        for call in "def":
+            await calls.start(call)
+        calls.running[0][1].set()
+        calls.tasks[-2].cancel()  # before `d` gives its seat away
+        await calls.settle()
+        assert calls.seats() == {"f": 1}
 
-    asyncio.run(go())
 
-
-def test_more_seats_are_handed_out():
-    async def go():
-        calls = Calls(1)
+async def test_more_seats_are_handed_out():
+    async with Calls(1) as calls:
         await calls.start("a", 3)
         calls.feed.num_seats = lambda: 4
         calls.feed.hand_out()
         await calls.settle()
         assert calls.seats() == {"a": 3}
-        await calls.cancel_all()
-
-    asyncio.run(go())

@@ -8,10 +8,12 @@ import torch
 from stagewise.sampling import Sampling
 from tests.adapter import STAGES
 
-pytestmark = pytest.mark.covers("support/inputs.py", "support/sampling_params.py", "config.py", "support/options.py")
+pytestmark = pytest.mark.covers("support/sampling_params.py")
+of_options = pytest.mark.covers("support/options.py")
+of_prompts = pytest.mark.covers("support/inputs.py")
 
 BAD_PARAMS = {
-    "temperature": [-0.1, math.nan, math.inf, "1", True, 1e9, 10**400],
+    "temperature": [-0.1, 1e-6, math.nan, math.inf, "1", True, 1e9, 10**400],
     "top_k": [-1, 1.5, "3", True, 2**31],
     "top_p": [0, 1.01, -0.5, math.nan, None],
     "min_p": [-0.01, 1.5, math.nan],
@@ -122,6 +124,7 @@ def test_sampling_params_are_frozen_and_closed(stage):
     )
 
 
+@of_options
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
@@ -145,17 +148,13 @@ def test_bad_engine_arguments(stage, arguments, names):
         stage.LLM(**arguments)
 
 
+@of_options
 def test_unknown_engine_argument(stage):
     with pytest.raises(TypeError, match="tensor_parallel_size"):
         stage.LLM(tensor_parallel_size=2)
 
 
-@pytest.mark.parametrize("value", [0, -1, 2.5, None])
-def test_bad_max_num_seqs(batched_stage, value):
-    with pytest.raises(ValueError, match="max_num_seqs"):
-        batched_stage.LLM(max_num_seqs=value)
-
-
+@of_prompts
 @pytest.mark.parametrize(
     ("prompt", "says"),
     [
@@ -169,8 +168,6 @@ def test_bad_max_num_seqs(batched_stage, value):
         (b"bytes", "a string or a list of token ids"),
         ({"prompt": "x"}, "a string or a list of token ids"),
         ("half a pair \ud83d", "not valid Unicode"),
-        ([5] * 1024, "1024"),
-        ("word " * 2000, "max_model_len 1024"),
     ],
 )
 def test_bad_prompts(stage, prompt, says):
@@ -182,6 +179,17 @@ def test_bad_prompts(stage, prompt, says):
     assert llm.stats.num_forwards == before
 
 
+@pytest.mark.covers("engine.py")
+@pytest.mark.parametrize(("prompt", "says"), [([5] * 1024, "1024"), ("word " * 2000, "max_model_len 1024")])
+def test_prompts_that_do_not_fit(stage, prompt, says):
+    llm = stage.engine()
+    before = llm.stats.num_forwards
+    with pytest.raises(ValueError, match=rf"prompt 1: .*{says}"):
+        llm.generate(["fine", prompt])
+    assert llm.stats.num_forwards == before
+
+
+@of_prompts
 def test_bad_prompt_lists(stage):
     llm = stage.engine()
     with pytest.raises(ValueError, match="prompt 0"):  # a prompt of token ids that was not put into a list
@@ -192,6 +200,7 @@ def test_bad_prompt_lists(stage):
         llm.generate(["a", "b"], [stage.SamplingParams(), {"temperature": 0}])
 
 
+@of_prompts
 def test_params_against_the_vocabulary(stage, small_checkpoint):
     llm = stage.engine(small_checkpoint)
     for params in (stage.SamplingParams(stop_token_ids=[211]), stage.SamplingParams(logprobs=212)):
@@ -201,11 +210,7 @@ def test_params_against_the_vocabulary(stage, small_checkpoint):
         llm.generate(["Once upon a time"])
 
 
-def test_a_temperature_that_would_overflow(stage):
-    with pytest.raises(ValueError, match="temperature must be 0 or at least 1e-05, got 1e-06"):
-        stage.SamplingParams(temperature=1e-6)
-
-
+@pytest.mark.covers("support/sampling_params.py", "sampler.py")
 def test_extreme_values_that_are_allowed(stage, small_checkpoint):
     """The ends of the ranges run."""
     extremes = [
@@ -220,6 +225,7 @@ def test_extreme_values_that_are_allowed(stage, small_checkpoint):
     assert len(outputs[-1].outputs[0].logprobs[0]) == 211
 
 
+@of_options
 def test_what_options_stand_for(stage, monkeypatch):
     device_of, cpu, cuda = stage.part("device"), torch.device("cpu"), torch.device("cuda")
     for device, there in ((cpu, False), (cuda, True)):
@@ -238,6 +244,7 @@ def test_what_options_stand_for(stage, monkeypatch):
         stage.part("options").pick_max_model_len(49, 48)
 
 
+@of_prompts
 def test_a_single_text_is_one_prompt(stage):
     params = stage.SamplingParams(temperature=0, max_tokens=3)
     assert [o.outputs for o in stage.engine().generate("A fox", params)] == [
@@ -245,6 +252,7 @@ def test_a_single_text_is_one_prompt(stage):
     ]
 
 
+@of_prompts
 def test_the_empty_text_is_the_end_token(stage):
     params = stage.SamplingParams(temperature=0, max_tokens=3)
     empty, token = stage.engine().generate(["", [50256]], params)

@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import http.client
+import itertools
 import json
 import os
-import queue
 import re
 import signal
 import socket
@@ -13,9 +13,11 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
+from stagewise.openai.errors import APIError
 from stagewise.openai.limits import Limits
 from stagewise.serving.app import App
 from stagewise.serving.connection import HEAD_BYTES, raise_file_limit
@@ -44,25 +46,25 @@ def tales():
 
 COMPLETION, FAR = "/v1/completions", "maximum context length is 1,024 .* has 200,000 "
 BEYOND = [
-    (COMPLETION, {"stop": ["x"] * 65}, 400, "stop", "stop has 65 strings; the limit is 64"),
-    (COMPLETION, {"stop": "x" * 1025}, 400, "stop", "stop has 1,025 characters in one; the limit is 1,024"),
-    (COMPLETION, {"stop": ["a", "x" * 1025]}, 400, "stop", "stop has 1,025 characters in one; the limit is 1,024"),
-    (COMPLETION, {"stop_token_ids": [1] * 1025}, 400, "stop_token_ids", "1,025 token ids; the limit is 1,024"),
-    (COMPLETION, {"allowed_token_ids": [1] * 1025}, 400, "allowed_token_ids", "1,025 token ids; the limit is 1,024"),
-    (COMPLETION, {"logit_bias": dict.fromkeys(range(1025), 1)}, 400, "logit_bias", "1,025 token ids; the limit is"),
-    (COMPLETION, {"request_id": "x" * 201}, 400, "request_id", "request_id has 201 characters; the limit is 200"),
-    (COMPLETION, {"n": 129}, 400, "n", "n must be a whole number from 1 to 128"),
-    (COMPLETION, {"prompt": ["x"] * 65, "n": 2}, 400, "n", "65 prompts and n 2 are more than 128 choices"),
-    (COMPLETION, {"prompt": "a " * 100_000}, 400, "prompt", FAR + "characters, far more than fit"),
-    ("/tokenize", {"prompt": "a " * 100_000}, 400, "prompt", FAR + "characters, far more than fit"),
-    ("/detokenize", {"tokens": [1] * 200_000}, 400, "tokens", FAR + "tokens, far more than fit"),
-    ("/detokenize", {"tokens": [1] * 210_000}, 413, None, "about 210,002 JSON values; the limit is 210,000 .--max-js"),
+    (COMPLETION, {"stop": ["x"] * 65}, "stop", "stop has 65 strings; the limit is 64"),
+    (COMPLETION, {"stop": "x" * 1025}, "stop", "stop has 1,025 characters in one; the limit is 1,024"),
+    (COMPLETION, {"stop": ["a", "x" * 1025]}, "stop", "stop has 1,025 characters in one; the limit is 1,024"),
+    (COMPLETION, {"bad_words": ["x"] * 65}, "bad_words", "bad_words has 65 strings; the limit is 64"),
+    (COMPLETION, {"stop_token_ids": [1] * 1025}, "stop_token_ids", "1,025 token ids; the limit is 1,024"),
+    (COMPLETION, {"allowed_token_ids": [1] * 1025}, "allowed_token_ids", "1,025 token ids; the limit is 1,024"),
+    (COMPLETION, {"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias", "1,025 token ids; the limit is 1,024"),
+    (COMPLETION, {"request_id": "x" * 201}, "request_id", "request_id has 201 characters; the limit is 200"),
+    (COMPLETION, {"prompt": "a " * 100_000}, "prompt", FAR + "characters, far more than fit"),
+    ("/tokenize", {"prompt": "a " * 100_000}, "prompt", FAR + "characters, far more than fit"),
+    ("/detokenize", {"tokens": [1] * 200_000}, "tokens", FAR + "tokens, far more than fit"),
+    ("/detokenize", {"tokens": [1] * 210_000}, None, "about 210,002 JSON values; the limit is 210,000 .--max-json-"),
 ]
 
 
-@pytest.mark.parametrize(("path", "fields", "status", "param", "words"), BEYOND, ids=lambda value: str(value)[:30])
-def test_a_request_beyond_a_limit(tales, path, fields, status, param, words):
-    error = error_of(ask(limited(tales, max_json_values=210_000), path, {"model": "tales", **fields}), status)
+@pytest.mark.parametrize(("path", "fields", "param", "words"), BEYOND, ids=lambda value: str(value)[:30])
+def test_a_request_beyond_a_limit(tales, path, fields, param, words):
+    response = ask(limited(tales, max_json_values=210_000), path, {"model": "tales", **fields})
+    error = error_of(response, 400 if param else 413)
     assert error["param"] == param
     assert re.search(words, error["message"])
 
@@ -87,56 +89,63 @@ def test_what_counts_as_a_token(tales):
     """A likely token takes as much memory as another token: of the output with the output, of the prompt with the
     prompt, for each choice."""
     fields = {"model": "tales", "prompt": [[1] * 5, [1] * 1020], "max_tokens": 10, "n": 2}
-    outputs, prompts = 10 + 4, 5 + 1020
-    for more, expected in (
-        ({}, prompts + outputs),
-        ({"logprobs": 3}, prompts + 4 * outputs),
-        ({"prompt_logprobs": 0}, prompts + outputs),
-        ({"prompt_logprobs": 2}, 3 * prompts + outputs),
-        ({"echo": True}, prompts + outputs),
-        ({"echo": True, "logprobs": 3}, 4 * prompts + 4 * outputs),
-        ({"echo": True, "logprobs": 3, "prompt_logprobs": 1}, 4 * prompts + 4 * outputs),
+    for more, of_prompts, of_outputs in (
+        ({}, 1, 1),
+        ({"logprobs": 3}, 1, 4),
+        ({"prompt_logprobs": 0}, 1, 1),
+        ({"prompt_logprobs": 2}, 3, 1),
+        ({"echo": True}, 1, 1),
+        ({"echo": True, "logprobs": 3}, 4, 4),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 1}, 4, 4),
     ):
-        assert tales.service.job({**fields, **more}).num_tokens == 2 * expected
-    body = {"model": "tales", "prompt": [1], "n": 64, "max_tokens": 1000, "logprobs": 20}
-    message = error_of(ask(tales, COMPLETION, body), 400)["message"]
-    assert "asks for 1,344,064 tokens; one for several completions may take half of 2,097,152" in message
+        expected = 2 * (of_prompts * (5 + 1020) + of_outputs * (10 + 4))
+        assert tales.service.job({**fields, **more}).num_tokens == expected, more
 
 
-def test_a_request_gets_half_of_what_is_free(small_checkpoint):
-    """In completions and in tokens; what is over half of all can never be had. So one completion has its place even
-    while others keep asking for as many as they can get."""
+SEVERAL = "one for several completions may take half of"
+ROOM = [  # the completions and tokens of others, what is asked for, the status, and what the error says
+    (0, 0, {"n": 8}, None, ""),
+    (0, 0, {"n": 9}, 400, f"9 completions; {SEVERAL} 16 (--max-queue-size)"),
+    (8, 0, {"n": 4}, None, ""),
+    (8, 0, {"n": 5}, 429, f"5 completions; {SEVERAL} the 8 that are free now: try again later"),
+    (14, 0, {"n": 2}, 429, f"2 completions; {SEVERAL} the 2 that are free now: try again later"),
+    (16, 600, {"n": 1, "max_tokens": 40}, None, ""),
+    (0, 0, {"n": 8, "max_tokens": 47}, 400, f"384 tokens; {SEVERAL} 600 (--max-queue-tokens)"),
+    (0, 248, {"n": 4, "max_tokens": 47}, 429, f"192 tokens; {SEVERAL} the 352 that are free now: try again later"),
+]
 
+
+@pytest.mark.parametrize(("taken", "tokens", "asked", "status", "says"), ROOM)
+def test_a_request_gets_half_of_what_is_free(tales, monkeypatch, taken, tokens, asked, status, says):
+    """Of half of all, if it has several completions; what is over half of that can never be had. So there is room for
+    one completion while others ask for as many as they can get."""
+    service = limited(tales, max_queue_tokens=1200).service
+    monkeypatch.setattr(service, "num_places", 32)
+    monkeypatch.setattr(service, "metrics", SimpleNamespace(num_unfinished=taken, num_tokens=tokens))
+    with pytest.raises(APIError) if status else contextlib.nullcontext() as refused:
+        service.job({"model": "tales", "prompt": [1], **asked})
+    if status:
+        assert (refused.value.status, refused.value.message) == (status, f"the request asks for {says}")
+
+
+def test_all_completions_are_taken_or_none(small_checkpoint):
     async def go(app):
-        several, metrics = "one for several completions may take half of", app.service.metrics
-        clients, tasks = [], []
+        metrics, body = app.service.metrics, {"model": "tales", "prompt": [[3], [4], [5]], "max_tokens": 2}
+        first = Client(app, prompt=[[1], [2], [3], [4]], max_tokens=40, ignore_eos=True)
+        task = asyncio.create_task(first.run())
+        with held_while(app, lambda: metrics.num_unfinished == 4):
+            await until(lambda: metrics.num_unfinished == 4)
+            for streams in (False, True):
+                response = await ask_async(app, COMPLETION, {**body, "stream": streams})
+                assert error_of(response, 429)["code"] == "queue_full"
+                assert response.headers["retry-after"] == "1"
+            assert (metrics.num_unfinished, metrics.num_tokens) == (4, 4 * 41)
+            first.gone.set()
+        await task
+        assert (await ask_async(app, COMPLETION, body)).status_code == 200
 
-        async def refused(status, **fields):
-            body = {"model": "tales", "ignore_eos": True, "prompt": [1], **fields}
-            return error_of(await ask_async(app, COMPLETION, body), status)["message"].removeprefix("the request asks ")
-
-        with held_while(app, lambda: metrics.num_unfinished >= 8):
-            for n, so_far in ((8, 8), (4, 12), (2, 14), (2, 14)):  # of 32
-                clients.append(Client(app, prompt=[1], n=n, max_tokens=30, ignore_eos=True))
-                tasks.append(asyncio.create_task(clients[-1].run()))
-                await until(lambda so_far=so_far: metrics.num_unfinished == so_far)
-                if n == 8:
-                    assert await refused(400, n=9) == f"for 9 completions; {several} 16 (--max-queue-size)"
-                    assert f"for 5 completions; {several} the 8 that are free now" in await refused(429, n=5)
-                    message = await refused(429, n=4, max_tokens=47)
-                    assert message == f"for 192 tokens; {several} the 352 that are free now: try again later"
-            assert "for 2 completions" in await refused(429, n=2)
-            one = asyncio.create_task(ask_async(app, COMPLETION, {"model": "tales", "prompt": [1], "max_tokens": 2}))
-            await until(lambda: metrics.num_unfinished == 15)
-        assert (await one).status_code == 200
-        for client in clients:
-            client.gone.set()
-        await asyncio.gather(*tasks)
-        assert metrics.num_tokens == 0
-        assert await refused(400, n=8, max_tokens=47) == f"for 384 tokens; {several} 600 (--max-queue-tokens)"
-
-    with serving(5, small_checkpoint, max_queue_size=28) as app:
-        asyncio.run(go(limited(app, max_queue_tokens=1200)))
+    with serving(5, small_checkpoint, max_num_seqs=2, max_queue_size=14) as app:
+        asyncio.run(go(app))
 
 
 def test_nobody_waits_for_what_is_large(tales):
@@ -167,7 +176,7 @@ FOREIGN = [{"host": host} for host in ("evil.test", "evil.test:8000", "localhost
 FOREIGN += [{"host": HERE, "origin": site} for site in SITES]
 
 
-@pytest.mark.parametrize("path", ["/", "/live/levers", "/v1/completions", "/metrics", "/nothing"])
+@pytest.mark.parametrize("path", ["/live/levers", COMPLETION])
 def test_a_foreign_page_is_refused(tales, path):
     app, keyed = (App(tales.service, page=True, only_here=True, api_key=key) for key in (None, "k"))
     for headers in OURS:
@@ -200,15 +209,17 @@ def test_origins_that_are_allowed(tales):
     assert ask(app, COMPLETION, body, headers={"host": "mine.test"}).status_code == 200  # a proxy's name
 
 
-@pytest.mark.parametrize("path", [COMPLETION, "/v1/chat/completions", "/tokenize", "/detokenize", "/live/levers"])
+@pytest.mark.parametrize(
+    "path", [COMPLETION, "/v1/chat/completions", "/tokenize", "/detokenize", "/live/levers", "/live/visitors"]
+)
 def test_only_json(tales, path):
     """Which a page of another site can't send."""
-    for kind in (None, "", "text/plain", "application/x-www-form-urlencoded", "application/jsonp"):
-        headers = {} if kind is None else {"content-type": kind}
-        response = ask(App(tales.service, page=True), path, method="POST", headers=headers)
+    app = App(tales.service, page=True)
+    for kind in ("", "text/plain", "application/x-www-form-urlencoded", "application/jsonp"):
+        response = ask(app, path, method="POST", headers={"content-type": kind} if kind else {})
         assert "must be application/json" in error_of(response, 415)["message"]
-    headers = {"content-type": "Application/JSON ; charset=utf-8"}
-    assert ask(tales, "/tokenize", {"prompt": "x"}, headers=headers).is_success
+    response = ask(app, path, b"{}", headers={"content-type": "Application/JSON ; charset=utf-8"})
+    assert response.status_code != 415
 
 
 # --- Connections ------------------------------------------------------------------------------------------------------
@@ -290,6 +301,12 @@ def health(port):
         return connection.getresponse().status
 
 
+def connections_of(server, number):
+    """The server's connections, once there are so many."""
+    wait_until(lambda: len(server.server_state.connections) == number)
+    return server.server_state.connections
+
+
 def test_what_bad_clients_get(tales, caplog):
     """All of them at once, and a quiet server says nothing about them."""
 
@@ -317,25 +334,21 @@ def test_what_bad_clients_get(tales, caplog):
     assert not caplog.records
 
 
-def test_who_sends_a_byte_at_a_time_leaves_others_the_time(tales):
-    """Reading chunks of a byte takes at most a third of the server's thread; the engine's thread needs the rest."""
-    with listening(tales, close=False) as (server, port), connect(port) as one:
-        wait_until(lambda: server.server_state.connections)
-        (connection,) = server.server_state.connections
-        clocks: queue.Queue[float] = queue.Queue()
-        connection.loop.call_soon_threadsafe(lambda: clocks.put(time.thread_time()))
-        used, begun = clocks.get(), time.monotonic()
-        one.sendall(CHUNKED + b"".join(b"1\r\n%c\r\n" % byte for byte in b"{}".ljust(20_000)) + b"0\r\n\r\n")
+def test_who_takes_long_to_be_read_leaves_others_the_time(tales, monkeypatch):
+    """As chunks of a byte do: after each kilobyte the server rests from this client, nine times as long as it took."""
+    clock = itertools.count(step=0.01)
+    monkeypatch.setattr("stagewise.serving.connection.time", SimpleNamespace(thread_time=lambda: next(clock)))
+    with listening(tales, close=False) as (_, port), connect(port) as one:
+        begun = time.monotonic()
+        one.sendall(CHUNKED + b"1\r\n \r\n" * 1000 + b"0\r\n\r\n")
         assert one.recv(65536).startswith(b"HTTP/1.1 400 ")
-        connection.loop.call_soon_threadsafe(lambda: clocks.put(time.thread_time()))
-        assert clocks.get() - used < (time.monotonic() - begun) / 3
+        assert time.monotonic() - begun > 5 * 0.09
 
 
 def test_when_the_time_of_a_request_begins(tales):
     """With its first byte; the silence before that begins with the last answer, or when an answer is not read."""
     with listening(limited(tales, idle_seconds=60), close=False) as (server, port), connect(port) as one:
-        wait_until(lambda: server.server_state.connections)
-        (connection,) = server.server_state.connections
+        (connection,) = connections_of(server, 1)
         begun = connection.since = connection.since - 59  # as if it had been silent
         for part in (GET, b"a:"):
             before = connection.since
@@ -355,13 +368,13 @@ def test_who_waits_for_nothing_keeps_nobody_out(tales, case):
     """Of too many connections, the one that has waited longest for its client ends."""
     (data,) = BAD[case][0] or [b""]
     with listening(limited(tales, max_connections=4, idle_seconds=600), close=False) as (server, port):
-        idle = [connect(port, data)]
-        wait_until(lambda: len(server.server_state.connections) == 1)
-        idle += [connect(port, data) for _ in range(3)]
-        wait_until(lambda: len(server.server_state.connections) == 4)
+        first = connect(port, data)
+        connections_of(server, 1)
+        others = [connect(port, data) for _ in range(3)]
+        connections_of(server, 4)
         assert [health(port) for _ in range(9)] == [200] * 9
-        assert read_all(idle[0]) == b"" or case == "an answered request"  # its end
-        for one in idle:
+        assert read_all(first) == b"" or case == "an answered request"  # its end
+        for one in (first, *others):
             one.close()
 
 
@@ -375,9 +388,7 @@ def test_who_reads_nothing_keeps_nobody_out_and_others_are_told():
         listening(limited(app, max_connections=4)) as (server, port),
     ):
         deaf = connect(port, size=4096)
-        connections = server.server_state.connections
-        wait_until(lambda: connections)
-        (connection,) = connections
+        (connection,) = connections = connections_of(server, 1)
 
         def is_full():
             with contextlib.suppress(BlockingIOError):
@@ -415,17 +426,24 @@ def test_as_many_files_as_connections(monkeypatch):
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_client_that_has_gone_frees_its_place(small_checkpoint, leave, streams):
     """The steps are so long that it can come and go between two of them."""
-    with serving(6, small_checkpoint, max_model_len=48) as app, slow_steps(app, 0.1), listening(app) as (_, port):
-        metrics, scheduler = app.service.metrics, app.service.engine.llm.engine.scheduler
-        one = connect(port, request(prompt=[1, 2, 3], max_tokens=40, stream=streams))
-        wait_until(lambda: scheduler.running)
+    lines = []
+    with serving(6, small_checkpoint, log=lines.append) as app, slow_steps(app, 0.1), listening(app) as (_, port):
+        llm, scheduler = app.service.engine.llm, app.service.engine.llm.engine.scheduler
+        one = connect(port, request(prompt=[[1, 2], [3], [4, 5, 6]], max_tokens=40, stream=streams))
+        wait_until(lambda: len(scheduler.running) == 3)
+        told = app.service.metrics.text().decode()
+        assert 'vllm:num_requests_running{model_name="tales"} 3.0' in told
+        assert 'vllm:kv_cache_usage_perc{model_name="tales"} 0.0' not in told
         if streams and leave == "close":  # with something unread it would be a reset
             assert one.recv(65536).startswith(b"HTTP/1.1 200 ")
         if leave == "reset":
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         one.close()
-        wait_until(lambda: not metrics.num_unfinished)
+        wait_until(lambda: lines and not scheduler.running)
+        assert lines[0].endswith("tokens, abort")
         assert scheduler.num_steps < 30  # of the 40 that it asked for
+        assert llm.stats.num_requests == 0  # none of them has finished
+        assert llm.engine.block_manager.num_free == llm.engine.block_manager.num_blocks
 
 
 def test_the_proxy_of_the_example_has_the_servers_limits():

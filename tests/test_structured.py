@@ -82,30 +82,30 @@ def engines(babble):
     return lambda stage: stage.engine(babble, max_num_seqs=5)
 
 
+@pytest.fixture
+def run(stage, engines):
+    """The completions of this stage's engine, with these forms and fields."""
+
+    def complete(*asked):
+        params = [params_of(engines(stage), form, **more) for form, more in asked]
+        return [output.outputs[0] for output in engines(stage).generate([PROMPT] * len(params), params)]
+
+    return complete
+
+
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_holds(stage, engines, name):
+def test_every_form_holds(run, name):
     form, expected = FORMS[name]
-    llm = engines(stage)
-    settings = [
-        dict(temperature=0),
-        dict(seed=3, temperature=2.5),
-        dict(seed=5, repetition_penalty=3, frequency_penalty=9),
-    ]
-    params = [params_of(llm, form, **more) for more in settings]
-    outputs = llm.generate([PROMPT] * len(params), params)
-    for output in outputs:
-        (completion,) = output.outputs
-        assert completion.finish_reason == "stop"
-        assert completion.stop_reason is None
+    hot, repetitive = dict(seed=3, temperature=2.5), dict(seed=5, repetition_penalty=3, frequency_penalty=9)
+    for completion in run((form, dict(temperature=0)), (form, hot), (form, repetitive)):
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
         assert completion.token_ids[-1] == EOS
         assert has_form(completion.text, expected), completion.text
 
 
-def test_any_object(stage, engines):
+def test_any_object(run):
     """A model of tales may never close its brackets. What has ended is an object, all others begin one."""
-    params = [params_of(engines(stage), dict(json_object=True), seed=seed, max_tokens=24) for seed in range(3)]
-    completions = [output.outputs[0] for output in engines(stage).generate([PROMPT] * 3, params)]
-    for completion in completions:
+    for completion in run(*((dict(json_object=True), dict(seed=seed, max_tokens=24)) for seed in range(3))):
         assert completion.text.startswith("{")
         if completion.finish_reason == "stop":
             assert isinstance(json.loads(completion.text), dict)
@@ -113,43 +113,36 @@ def test_any_object(stage, engines):
             assert (completion.finish_reason, len(completion.token_ids)) == ("length", 24)
 
 
-def test_max_tokens_ends_it_as_length(stage, engines):
-    (output,) = engines(stage).generate([PROMPT], params_of(engines(stage), dict(regex="[a-z]{50,}"), max_tokens=3))
-    assert output.outputs[0].finish_reason == "length"
-    assert re.fullmatch("[a-z]+", output.outputs[0].text)
+def test_max_tokens_ends_it_as_length(run):
+    (completion,) = run((dict(regex="[a-z]{50,}"), dict(max_tokens=3)))
+    assert completion.finish_reason == "length"
+    assert re.fullmatch("[a-z]+", completion.text)
 
 
-def test_min_tokens_lengthens_what_can_be_longer(stage, engines):
-    wide = params_of(engines(stage), dict(regex="[a-z ]*"), min_tokens=8, temperature=0, logit_bias={EOS: 100})
-    narrow = params_of(engines(stage), dict(choice=["yes", "no"]), min_tokens=8)
-    first, second = engines(stage).generate([PROMPT] * 2, [wide, narrow])
-    assert (len(first.outputs[0].token_ids), first.outputs[0].finish_reason) == (9, "stop")
-    assert second.outputs[0].text in ("yes", "no")
+def test_min_tokens_lengthens_what_can_be_longer(run):
+    wide = dict(regex="[a-z ]*"), dict(min_tokens=8, temperature=0, logit_bias={EOS: 100})
+    first, second = run(wide, (dict(choice=["yes", "no"]), dict(min_tokens=8)))
+    assert (len(first.token_ids), first.finish_reason) == (9, "stop")
+    assert second.text in ("yes", "no")
 
 
-def test_stop_texts_and_other_controls(stage, engines):
+def test_stop_texts_and_other_controls(run):
     """A form ends only when it is complete: neither a stop string nor a stop token cuts it off."""
-    cuts = dict(stop=[" ", "e"], stop_token_ids=list(range(256)))
-    params = [
-        params_of(engines(stage), dict(regex="[a-z]{3} [a-z ]{30,60}"), temperature=0, **cuts),
-        params_of(engines(stage), dict(choice=["fox", "bear"]), bad_words=["fox", "fo", "f"], temperature=0),
-    ]
-    first, second = engines(stage).generate([PROMPT] * 2, params)
-    assert re.fullmatch("[a-z]{3} [a-z ]{30,60}", first.outputs[0].text)
-    assert (first.outputs[0].finish_reason, first.outputs[0].stop_reason) == ("stop", None)
-    assert second.outputs[0].text == "bear"
+    cuts = dict(stop=[" ", "e"], stop_token_ids=list(range(256)), temperature=0)
+    words = dict(bad_words=["fox", "fo", "f"], temperature=0)
+    first, second = run((dict(regex="[a-z]{3} [a-z ]{30,60}"), cuts), (dict(choice=["fox", "bear"]), words))
+    assert re.fullmatch("[a-z]{3} [a-z ]{30,60}", first.text)
+    assert (first.finish_reason, first.stop_reason) == ("stop", None)
+    assert second.text == "bear"
 
 
-def test_logprobs_are_the_models_own(stage, engines):
+def test_logprobs_are_the_models_own(stage, engines, run):
     """As without a form: of the raw logits, in which another token may be likelier than the one that was allowed."""
-    form = params_of(engines(stage), dict(regex="[0-9]{2}"), temperature=0, logprobs=1)
-    plain, held = engines(stage).generate(
-        [PROMPT] * 2, [stage.SamplingParams(temperature=0, max_tokens=1, logprobs=1), form]
-    )
-    best = plain.outputs[0].token_ids[0]
-    assert best in held.outputs[0].logprobs[0]
-    assert held.outputs[0].logprobs[0][best].rank == 1
-    assert held.outputs[0].logprobs[0][held.outputs[0].token_ids[0]].rank > 1
+    free = stage.SamplingParams(temperature=0, max_tokens=1)
+    (best,) = engines(stage).generate([PROMPT], free)[0].outputs[0].token_ids
+    (held,) = run((dict(regex="[0-9]{2}"), dict(temperature=0, logprobs=1)))
+    assert held.logprobs[0][best].rank == 1
+    assert held.logprobs[0][held.token_ids[0]].rank > 1
 
 
 # --- In any company -------------------------------------------------------------------------------------------------
@@ -180,7 +173,6 @@ def test_every_stage_gives_the_same(engines):
     assert all(result == results[0] for result in results)
 
 
-@pytest.mark.parametrize("number", [5, pytest.param(6, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     "options",
     [
@@ -191,43 +183,25 @@ def test_every_stage_gives_the_same(engines):
     ],
     ids=str,
 )
-def test_preempted_chunked_and_cached(number, options, engines, babble):
+def test_preempted_chunked_and_cached(options, engines, babble):
     """Nothing is lost if a request has to wait again, and tokens from the prefix cache are not part of a form."""
-    stage = STAGES[number - 1]
+    stage = STAGES[4]
     prompts = [[7454, 2402, 257, 640] * 10 + [i % 3 + 11] * (i % 5 + 1) for i in range(12)]
     expected = tokens(engines(stage).generate(prompts, mixed(engines(stage), 12)))
     llm = stage.engine(babble, **{"max_num_seqs": 6, **options})
-    assert tokens(llm.generate(prompts, mixed(llm, 12))) == expected
-    assert tokens(llm.generate(prompts, mixed(llm, 12))) == expected
+    for _ in range(2):
+        assert tokens(llm.generate(prompts, mixed(llm, 12))) == expected
     if "num_blocks" in options:
         assert llm.stats.num_preemptions > 0
 
 
-@pytest.mark.parametrize("number", [5, pytest.param(6, marks=pytest.mark.soak)])
-def test_each_completion_has_its_own(number, engines):
-    stage = STAGES[number - 1]
-    form = dict(json=PERSON)
-    (output,) = engines(stage).generate([PROMPT], params_of(engines(stage), form, n=6, temperature=1.5))
+def test_each_completion_has_its_own(engines):
+    llm, form = engines(STAGES[4]), dict(json=PERSON)
+    (output,) = llm.generate([PROMPT], params_of(llm, form, n=6, temperature=1.5))
     assert all(has_form(completion.text, PERSON) for completion in output.outputs)
     assert len({tuple(completion.token_ids) for completion in output.outputs}) == 6
-    (alone,) = engines(stage).generate([PROMPT], params_of(engines(stage), form, temperature=1.5))
+    (alone,) = llm.generate([PROMPT], params_of(llm, form, temperature=1.5))
     assert alone.outputs[0].token_ids == output.outputs[0].token_ids
-
-
-@pytest.mark.soak
-def test_beside_a_form_that_goes_beyond_the_limits(engines):
-    """Only it ends, and its neighbor gets all of its tokens; if it was alone, so does a later request."""
-    for stage in STAGES[3:]:
-        # Which `a` ends which part can be told only later, so the expression grows with each token.
-        wide = params_of(engines(stage), dict(regex="(.{0,300}a){0,300}"), max_tokens=60)
-        plain = stage.SamplingParams(temperature=0, max_tokens=30)
-        llm = engines(stage)
-        expected = tokens(llm.generate([PROMPT], plain))[0]
-        first, second = llm.generate([PROMPT] * 2, [wide, plain])
-        assert first.outputs[0].finish_reason == "error"
-        assert tokens([second])[0] == expected
-        assert llm.generate([PROMPT], wide)[0].outputs[0].token_ids == first.outputs[0].token_ids
-        assert tokens(llm.generate([PROMPT], plain))[0] == expected
 
 
 # --- The guide ------------------------------------------------------------------------------------------------------
@@ -316,87 +290,73 @@ def test_what_it_lets_through_is_valid(llm, tokenizer, data):
     jsonschema.validate(json.loads(b"".join(map(tokenizer.token_bytes, output)).decode()), schema)
 
 
-def test_objects_have_the_fields_that_are_listed(llm, tokenizer):
-    """Unless the schema speaks of others, or puts an object together of parts that list a field each."""
-    a, b = {"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}, "required": ["b"]}
-    cases = [
-        ({"type": "object", **a}, '{"a": 1}', '{"c": 1}'),
-        ({"type": "array", "items": {"type": "object", **a}}, '[{"a": 1}]', '[{"c": 1}]'),
-        ({"type": "object", **a, "additionalProperties": True}, '{"c": 1}', '{"a": 2}'),
-        ({"type": "object", "allOf": [a, b]}, '{"a": 1, "b": 2}', '{"a": 1}'),
-        ({"const": {"properties": {"c": 1}}}, '{"properties": {"c": 1}}', "{}"),
-        ({"type": "object", "properties": {"properties": {"const": 1}}}, '{"properties": 1}', '{"c": 1}'),
-    ]
+@pytest.mark.parametrize("none", [False, True])
+def test_one_space_between_the_parts_of_json_or_none(llm, tokenizer, none):
+    guide = structured(llm, json=PERSON, disable_any_whitespace=none)
+    (space,) = tokenizer.encode(" ")
+    assert guide.allowed(tokenizer.encode('{"name":'))[space] != none
 
-    def fits(schema, text):
-        guide = structured(llm, json=schema)
-        output = []
-        for token in [*tokenizer.encode(text), EOS]:
-            if not guide.allowed(output)[token]:
-                return False
-            output.append(token)
-        return True
 
-    for schema, right, wrong in cases:
-        jsonschema.validate(json.loads(right), schema)
-        assert fits(schema, right), schema
-        assert not fits(schema, wrong), schema
+A, B = {"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}, "required": ["b"]}
+OBJECTS = {  # a schema, a text that has its form, and one that has not
+    "only those": ({"type": "object", **A}, '{"a": 1}', '{"c": 1}'),
+    "also within": ({"type": "array", "items": {"type": "object", **A}}, '[{"a": 1}]', '[{"c": 1}]'),
+    "others if it says so": ({"type": "object", **A, "additionalProperties": True}, '{"c": 1}', '{"a": 2}'),
+    "of its parts": ({"type": "object", "allOf": [A, B]}, '{"a": 1, "b": 2}', '{"a": 1}'),
+    "in a value": ({"const": {"properties": {"c": 1}}}, '{"properties": {"c": 1}}', "{}"),
+    "a field of this name": (
+        {"type": "object", "properties": {"properties": {"const": 1}}},
+        '{"properties": 1}',
+        '{"c": 1}',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_have_the_fields_that_are_listed(llm, tokenizer, name):
+    schema, right, wrong = OBJECTS[name]
+
+    def fits(text):
+        guide, ids = structured(llm, json=schema), [*tokenizer.encode(text), EOS]
+        return all(guide.allowed(ids[:i])[token] for i, token in enumerate(ids))
+
+    jsonschema.validate(json.loads(right), schema)
+    assert fits(right)
+    assert not fits(wrong)
 
 
 ORDINARY = [  # and a text that matches
     (r"(Mr|Mrs)\. [A-Z]\w*: \S+", "Mrs. Anna: hello!é🙂"),
     (r"<\w+>[^<]*</\w+>", "<été>the text é</b>"),
     (r"bird\w[^a-z\n]{2}", "birdsZ!"),
-    (r"\W\w", "!a"),
     (r"\w+[^\w]+\w+", "abc -- def"),
     (r'[A-Z]\w* (said|asked): "[^"]+"', 'Tom said: "hello é"'),
-    (r"\w+@\w+\.(com|org)", "anna_1@example.com"),
     (r"[\w.+-]+@[\w-]+\.[\w.]+", "a.b+c@x-y.co.uk"),
     (r"https?://[^\s/]+(/[^\s?#]*)?(\?[^\s#]*)?", "https://example.org/a/b?x=1"),
-    (r"\d{4}-\d{2}-\d{2}", "2024-01-31"),
     (r"\d{1,3}(,\d{3})*(\.\d+)?", "1,234,567.89"),
     (r"(\+\d{1,3} )?\(?\d{3}\)?[ -]?\d{3}-\d{4}", "+1 (555) 123-4567"),
-    (r"[A-Z]{2}\d{2} ?(\d{4} ?){4}\d{2}", "DE12 3456 7890 1234 5678 90"),
-    ("#[0-9a-fA-F]{6}", "#a0B1c2"),
     (r"([01]?\d|2[0-3]):[0-5]\d", "23:59"),
     (".*", "any text at all é🙂"),
-    (r".+\.", "A sentence."),
     ("[^.!?]+[.!?]", "What is this?"),
-    (r"(.|\n)*", "a\nb"),
     ("(?s).*", "a\nb"),
-    (r"\w+", "été"),
     (r"\W+", " -- "),
-    (r"\s*\S+\s*", "  word  "),
     (r"\S+( \S+){4}", "one two three four five"),
     ("^[a-z]+$", "word"),
-    ("(?i)yes|no", "YES"),
     (r"(?i)[a-z]+ \w+", "The wörd"),
     (r"[^\d]+", "no digits é"),
-    (r"[^\w\s]+", "!?-"),
     (r"[^\W\d_]+", "Wörter"),
     (r"\p{L}+ \p{Lu}\p{Ll}*", "the Quick"),
     (r"\p{Greek}+", "αβγ"),
-    (r"[\p{L}\p{N}_-]{3,16}", "user-name_1"),
     (r'"([^"\\]|\\.)*"', r'"a \" b"'),
-    ("'[^']*'|\"[^\"]*\"", "'it'"),
     (r'\{"name": "\w+", "age": \d+\}', '{"name": "Anna", "age": 7}'),
-    (r"def \w+\((\w+(, \w+)*)?\):", "def f(a, b):"),
     (r'<(\w+)( \w+="[^"]*")*>.*</\w+>', '<p class="x">text</p>'),
-    (r"(\w+, )*\w+ and \w+", "Tom, Anna and Bob"),
     (r"(\w+\s){5}\w+[.!?]", "the quick brown fox jumps over!"),
-    ("[A-Z][a-z]+( [A-Z][a-z]+)*", "The Quick Fox"),
-    (".{10,20}", "exactly twelve"),
     (r"\w{1,30}: .{1,80}", "name: some text"),
     (r"- .+(\n- .+)*", "- a\n- b"),
     (r"(Yes|No), because \w.{5,60}\.", "Yes, because it is so."),
-    ("[a-zà-ÿ' ]+", "l'été à"),
-    (r"\$\d+\.\d{2}", "$12.34"),
     (r"(\w+=\w+;)*\w+=\w+", "a=1;b=2"),
-    ("[^,]+(,[^,]+){3}", "a,b,c,d"),
     (r"\w+\W\w+\W\w+\W\w+", "a-b c.d"),
-    (r"\S+\s\S+\s\S+", "a b é"),
     (r"(\W\w){3}\W", " a b-c!"),
-    (r"[^a-z]\w[^A-Z]\W", "Ab!!"),
     (r"\w+ing \W*\w*ed", "going -- walked"),
 ]
 
@@ -419,7 +379,6 @@ def test_ordinary_regexes_are_followed_to_their_end(llm, tokenizer, regex, text)
 
 COSTLY = {
     "a large divisor": dict(json={"type": "integer", "multipleOf": 16777213}),
-    "of numbers": dict(json={"type": "number", "multipleOf": 300007}),
     "late": dict(json={"prefixItems": [{"const": "x" * 99}, {"type": "integer", "multipleOf": 2000003}]}),
     "many divisors": dict(json={"allOf": [{"type": "integer", "multipleOf": i} for i in range(1, 51)]}),
     "many patterns": dict(json={"patternProperties": {f"^{i}_.*[a-z]+{i}$": {"type": "integer"} for i in range(400)}}),
@@ -439,13 +398,6 @@ def test_what_takes_too_long_to_compile_is_refused(llm, name):
     structured(llm, choice=[name])  # others go on
 
 
-def test_the_limit_can_be_moved(llm):
-    form = dict(json={"type": "integer", "multipleOf": 9973})
-    with pytest.raises(ValueError, match=r"compiling it takes over 0.01 s"):
-        structured(llm, **form, seconds=0.01)
-    structured(llm, **form, seconds=20)
-
-
 def test_a_form_is_compiled_once(llm, tokenizer, monkeypatch):
     """However many outputs have it, even when they diverge."""
     made, make = [], forms.make_matcher
@@ -460,25 +412,12 @@ def test_a_form_is_compiled_once(llm, tokenizer, monkeypatch):
     assert len(made) == 1
 
 
-def test_one_advance_for_each_token(llm, tokenizer, monkeypatch):
-    """For several outputs, even after an earlier one has been looked at again."""
-    replayed = []
+def test_matchers_that_were_dropped_are_made_again(llm, tokenizer, monkeypatch):
+    """Only some are kept, however many outputs have the form."""
+    monkeypatch.setattr(forms, "MAX_MATCHERS", 1)
     processor = structured(llm, json=PERSON)
-
-    class Start:
-        def deep_copy(self):
-            replayed.append(1)
-            return start.deep_copy()
-
-    start, processor._start = processor._start, Start()
     texts = ['{"name": "Otto", "age": 7, "friends": ["fox"]}', '{"name": "Anna", "age": 70, "friends": []}']
-    outputs = [tokenizer.encode(text) for text in texts]
-    for length in range(max(map(len, outputs))):
-        for ids in outputs * 2:
-            processor.allowed(ids[: length + 1])
-    assert len(replayed) == 2
-    monkeypatch.setattr(forms, "MAX_MATCHERS", 1)  # the oldest go, and are made again
-    for ids in outputs * 3:
+    for ids in [tokenizer.encode(text) for text in texts] * 3:
         assert np.array_equal(processor.allowed(ids), structured(llm, json=PERSON).allowed(ids))
     assert len(processor._matchers) == 1
 
@@ -590,13 +529,12 @@ def test_impossible_ones(llm, form, why):
     assert len(str(error.value)) < 500
 
 
-def test_endless_ones_end_with_max_tokens(stage, engines):
+def test_endless_ones_end_with_max_tokens(run):
     """A recursive schema, and one without an end, are forms like any others."""
     chain = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}}
-    params = [params_of(engines(stage), form, max_tokens=20) for form in (dict(json=chain), dict(regex="(very )+long"))]
-    for output in engines(stage).generate([PROMPT] * 2, params):
-        assert output.outputs[0].finish_reason in ("length", "stop")
-        assert output.outputs[0].text.startswith(("[", "very "))
+    for completion in run(*((form, dict(max_tokens=20)) for form in (dict(json=chain), dict(regex="(very )+long")))):
+        assert completion.finish_reason in ("length", "stop")
+        assert completion.text.startswith(("[", "very "))
 
 
 def test_refused_before_anything_is_computed(stage, engines):
@@ -606,9 +544,6 @@ def test_refused_before_anything_is_computed(stage, engines):
         params_of(llm, dict(regex="(a"))
     with pytest.raises(ValueError, match="ignore_eos can't be combined with structured_outputs"):
         params_of(llm, dict(choice=["a"]), ignore_eos=True)
-    for wrong in ("yes", ["yes"], dict(choices=["yes"])):
-        with pytest.raises(ValueError, match="structured_outputs"):
-            params_of(llm, wrong)
     assert llm.stats.num_forwards == before
 
 
