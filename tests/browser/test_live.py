@@ -442,7 +442,7 @@ def test_the_layout_and_what_guesses_do(driver):
                 page.click("#help-button")
 
     with server("tinytales", "--quiet", "--grace", "0") as (url, _), opened(driver, url) as page:
-        assert page.content(".summary") == "Nothing has run yet."
+        assert page.content(".summary") == "Nothing has run since this page was opened."
         assert page.content(".events") == "All 4096 blocks are free."
         look(page, new="")
         page.click("[data-preset=memory]")
