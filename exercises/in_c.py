@@ -12,6 +12,7 @@ The functions, and which of their arrays are `const`, are read from the exercise
 test_N_M_name.c where a test needs C functions.
 """
 
+import functools
 import os
 import re
 import select
@@ -20,6 +21,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,8 +94,17 @@ def compiled(answer: Path, folder: Path) -> Program:
     lines += ["int64_t group_size(void) { return GROUP; }", "int64_t call(const char *name, const int64_t *a) {"]
     lines += [*(function.call for function in functions.values()), "    return 0;", "}", ""]
     (folder / "calls.c").write_text("\n".join(lines), encoding="utf-8")
-    run_compiler([*SANITIZER, answer, folder / "calls.c", FOLDER / "in_c.c"], answer, folder / "answer")
+    caller = caller_of(os.environ.get("CC", ""))
+    run_compiler([*SANITIZER, answer, folder / "calls.c", Path(caller.name) / "in_c.o"], answer, folder / "answer")
     return Program(answer, folder / "answer", functions)
+
+
+@functools.cache
+def caller_of(compiler: str) -> tempfile.TemporaryDirectory:
+    """The folder of in_c.o, which this compiler makes once for all answers."""
+    folder = tempfile.TemporaryDirectory()
+    run_compiler([*SANITIZER, "-c", FOLDER / "in_c.c"], FOLDER / "in_c.c", Path(folder.name) / "in_c.o")
+    return folder
 
 
 def run_compiler(arguments: list, answer: Path, to: Path) -> None:
