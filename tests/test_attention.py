@@ -14,6 +14,7 @@ from tests.adapter import ROOT, stages_that_change
 pytestmark = pytest.mark.covers("attention.py", "kernels/attention.c", "kernels/triton_kernel.py")
 PAGED = stages_that_change("attention.py", "kernels/attention.c")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # of the largest number
 CPU = torch.device("cpu")
 DEVICES = {"torch": CPU, "c": CPU, "triton": torch.device("cuda" if torch.cuda.is_available() else "cpu")}
 
@@ -60,8 +61,7 @@ def check(attention, step, expected, device=CPU):
     out = attention(*(tensor.to(device) for tensor in step)).cpu()
     assert out.dtype == step[0].dtype
     assert out.shape == step[0].shape
-    tolerance = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[out.dtype]
-    assert (out.double() - expected).abs().max() <= tolerance * expected.abs().max()
+    assert (out.double() - expected).abs().max() <= TOLERANCES[out.dtype] * expected.abs().max()
 
 
 # Decodes, whole prompts, pieces of prompts, all in one step; lengths around a block's, a tile's and a chunk's edges.
@@ -150,7 +150,7 @@ def test_scores_that_are_not_finite(stage, backend, head_dim, case, dtype):
     finite = expected.isfinite()
     assert finite.all() == (case == "a whole block of -infinity")
     assert torch.equal(out.isfinite(), finite)
-    torch.testing.assert_close(out[finite], expected[finite])
+    assert not finite.any() or (out - expected)[finite].abs().max() <= TOLERANCES[dtype] * expected[finite].abs().max()
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 7])

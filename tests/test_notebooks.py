@@ -154,7 +154,7 @@ def test_the_readme_has_ways_in_where_there_is_an_address():
     ):
         assert page.count(way) == 1
     assert f"git clone {ADDRESS} stagewise" in page
-    assert page.index("**Eight") < page.index("codespaces.new") < page.index("ladder.svg")
+    assert page.index("**Learn") < page.index("codespaces.new") < page.index("ladder.svg")
     assert notebook_heads.with_entries(page, None) == bare
 
 

@@ -124,6 +124,16 @@ def test_stage02_runs_every_batch_to_its_last_row(small_checkpoint, max_num_seqs
     assert traced == steps
 
 
+def test_finished_rows_are_carried_not_sampled(small_checkpoint):
+    stage = STAGES[1]
+    with stage.recorded_logits() as sampled:
+        llm = run(stage, small_checkpoint, max_num_seqs=5)
+    assert len(sampled) == sum(OUTPUTS)
+    carried = [row for step in llm.trace for row in step.rows if row.num_tokens == 0]
+    assert len(carried) == 5 * max(OUTPUTS) - sum(OUTPUTS)
+    assert all(row.num_padding > 0 for row in carried)
+
+
 # --- What is told -------------------------------------------------------------------------------------------------
 
 

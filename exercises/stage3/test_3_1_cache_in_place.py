@@ -19,6 +19,17 @@ def same(got, expected, case):
     assert_close(got, expected, rtol=0, atol=0, msg=lambda text: f"{case}: {text}")
 
 
+def test_one_layer_after_another(work):
+    """Each layer writes to the same columns: only `advance` moves `length`."""
+    cache = work.Cache(**SIZES)
+    for layer in range(3):
+        keys, values = cache.update(layer, *new(3, 100))
+        assert (list(keys.shape), list(values.shape)) == ([2, 2, 3, 4], [2, 2, 3, 4]), f"of layer {layer}"
+        assert cache.length == 0
+    cache.advance(3)
+    assert cache.length == 3
+
+
 def test_all_columns(work):
     """`update` returns the keys and values of all length + n_new columns, in order."""
     cache = work.Cache(**SIZES)
@@ -47,18 +58,12 @@ def test_views(work):
     assert sum(storages.values()) <= 4 * 3 * 2 * 2 * 2 * 12 * 4, "bytes for more columns than max_len"
 
 
-def test_one_layer_after_another(work):
-    """Each layer writes to the same columns: only `advance` moves `length`. A second update of a layer in the same step
-    overwrites the first."""
+def test_twice_in_a_step(work):
+    """A second update of a layer in the same step overwrites the first: only `advance` moves on."""
     cache = work.Cache(**SIZES)
-    for layer in (0, 1, 2, 0):
-        keys, values = cache.update(layer, *new(3, 100))
-        assert (list(keys.shape), list(values.shape)) == ([2, 2, 3, 4], [2, 2, 3, 4]), (
-            f"of layer {layer}, updated again" if layer == 0 else f"of layer {layer}"
-        )
-        assert cache.length == 0
-    cache.advance(3)
-    assert cache.length == 3
+    for first in (100, 200):
+        keys, _ = cache.update(0, *new(3, first))
+        same(keys, new(3, first)[0], f"keys of the update that begins with {first}")
 
 
 def test_two_caches(work):
