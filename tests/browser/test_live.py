@@ -154,9 +154,11 @@ def test_it_follows_the_newest_step_unless_one_looks_back(page):
     page.until(f"shown.last > {number} + 20")
     page("shown.renderNow()")
     assert page("return [shown.replay.steps[shown.position].step + 1, shown.isFollowing]") == [number, False]
-    thumb = page("const b = shown.slider.getBoundingClientRect(); const { value, max } = shown.slider;"
-                 "return b.left + 8 + (value / max) * (b.width - 16)")  # fmt: skip
-    cursor = page("const b = document.querySelector('.cursor').getBoundingClientRect(); return (b.left + b.right) / 2")
+    thumb, cursor = page(
+        "shown.renderNow(); const { value, max } = shown.slider, b = shown.slider.getBoundingClientRect();"
+        "const c = document.querySelector('.cursor').getBoundingClientRect();"
+        "return [b.left + 8 + (value / max) * (b.width - 16), (c.left + c.right) / 2]"
+    )
     assert thumb == pytest.approx(cursor, abs=1)
     assert page.text("#follow") == "Back to LIVE"
     back = r"You are looking back at step [\d,]+; these figures are for the current step, [\d,]+."

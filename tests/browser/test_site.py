@@ -198,7 +198,7 @@ def sample(site, texts):
 TOO_WIDE = """
     return [...document.querySelectorAll("article *")].filter((node) => node.getClientRects().length
       && node.getBoundingClientRect().right > innerWidth + 1
-      && !node.closest("pre, .table-wrapper, .highlight, .diagram"))
+      && !node.closest("pre, .table-wrapper, .highlight, .diagram, .cell_output"))
       .map((node) => node.outerHTML.slice(0, 100))"""
 
 
