@@ -246,9 +246,11 @@ def test_by_torch(dtype, in_, out):
 def test_embedding(dtype):
     """A token's vector is read from the last layer's packed weights, of every kind."""
     for width in (5, 32, 100):
-        table, positions = torch.randn(77, width), torch.randn(40, width).to(dtype)
+        generator = torch.Generator().manual_seed(width)
+        table = torch.randn(77, width, generator=generator)
+        positions = torch.randn(40, width, generator=generator).to(dtype)
         wte = quantize.Int8Embedding(table)
-        ids, places = torch.randint(77, (33,)), torch.randint(40, (33,))
+        ids, places = (torch.randint(most, (33,), generator=generator) for most in (77, 40))
         expected = wte(ids) + positions[places].float()
         assert (wte(ids) - table[ids]).abs().max() <= wte.scales.max() * 0.50001
         torch.testing.assert_close(wte.logits(table[:9]), table[:9] @ table.T, rtol=0, atol=0.05 * math.sqrt(width))

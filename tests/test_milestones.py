@@ -119,7 +119,7 @@ MISTAKES = [
     (4, "what is computed is not counted", "engine.py: Engine.commit", [("engine.py", "request.num_computed_tokens += num_tokens", "request.num_computed_tokens += 1")]),
     (4, "memory is counted when requests have left", "engine.py: Engine.commit", [("engine.py", "        kv_use = self.kv_use()  # before any of them leaves\n", ""), ("engine.py", "self.stats.count(batch, kv_use)", "self.stats.count(batch, self.kv_use())")]),
     (4, "a scored token costs one", "scheduler.py: Scheduler._take", [("scheduler.py", "key=request.cost)", "key=lambda count: count)")]),
-    (4, "no token if less than one fits", "scheduler.py: Scheduler._take", [("scheduler.py", "1 + bisect.bisect_left(range(1, num_tokens)", "bisect.bisect_left(range(1, num_tokens)")]),
+    (4, "no token if less than one fits", "scheduler.py: Scheduler.add, Scheduler.schedule", [("scheduler.py", "1 + bisect.bisect_left(range(1, num_tokens)", "bisect.bisect_left(range(1, num_tokens)")]),
     (4, "a scored token takes one from the budget", "scheduler.py: Scheduler._take", [("scheduler.py", "self.budget -= request.cost(num_tokens)", "self.budget -= num_tokens")]),
     (5, "blocks for all that may come", "block_manager.py", [("block_manager.py", "while len(blocks) < self.num_needed(sequence.num_tokens):", "while len(blocks) < self.num_needed(len(sequence.prompt_token_ids) + sequence.max_tokens - 1):")]),
     (5, "blocks are lost", "block_manager.py", [("block_manager.py", "            self._free[block] = None\n", "            pass\n")]),
