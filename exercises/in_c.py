@@ -101,7 +101,7 @@ def compiled(answer: Path, folder: Path) -> Program:
 
 @functools.cache
 def caller_of(compiler: str) -> tempfile.TemporaryDirectory:
-    """The folder of in_c.o, which this compiler makes once for all answers."""
+    """The folder of in_c.o, which is compiled once for all answers."""
     folder = tempfile.TemporaryDirectory()
     run_compiler([*SANITIZER, "-c", FOLDER / "in_c.c"], FOLDER / "in_c.c", Path(folder.name) / "in_c.o")
     return folder

@@ -297,7 +297,7 @@ def seen(monkeypatch):
 
 
 def test_every_sampling_flag_reaches_the_sampler(stage, seen):
-    """A value for each field of SamplingParams, and for those that become processors, and all of them arrive."""
+    """Every field of SamplingParams, and every field that becomes a logits processor, reaches the engine."""
     flags = dict(
         temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.2,
         frequency_penalty=0.3, max_tokens=9, min_tokens=2, logprobs=4,

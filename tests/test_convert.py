@@ -531,8 +531,8 @@ TEXTS = [
 
 
 def check_equal(directory, source):
-    """Tokens of texts and of the model: those that transformers makes of the source, in a stage; and in transformers,
-    which reads what was written."""
+    """A stage gives the tokens that transformers gives for the source, of texts and of the model. So does transformers
+    for the converted directory."""
     theirs, again = AutoTokenizer.from_pretrained(source), AutoTokenizer.from_pretrained(directory)
     llm = ONE.LLM(str(directory), device="cpu")
     ours = llm.get_tokenizer()

@@ -23,8 +23,8 @@ def stage(request):
 
 @pytest.fixture
 def compiler(stage, tmp_path, monkeypatch):
-    """The module that compiles, with a cache directory of its own. It compiles functions that do nothing: these tests
-    are not about what the kernels compute."""
+    """The compiler's module, with an empty cache directory. It compiles functions that do nothing: these tests are not
+    about what the kernels compute."""
     kernel, module = stage.part("kernels.c_kernel"), stage.part("compiler")
     alone = getattr(kernel, "ALONE", ())
     names = [*(f"{name}_alone" for name in alone), "forward", "has_kind", "sampler_bytes", "paged_attention"]

@@ -20,7 +20,7 @@ SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 97, "n_positions
 
 @pytest.fixture
 def one(tmp_path, monkeypatch):
-    """Instead of all, one that takes no time, and a record of its own. It raises what is in this list."""
+    """A single experiment that takes no time, with its own record. It raises what is in the returned list."""
     fails = []
 
     def a_run() -> Outcome:

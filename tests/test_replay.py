@@ -303,7 +303,7 @@ def test_command_line_refuses(tmp_path):
         ([one, "-o", own], "was not made by replay"),
         ([one, "-o", one], "is already used in this command"),
         ([one, "-o", tmp_path], "not a regular file"),
-        ([tmp_path / "none.jsonl", "-o", html], "No such file"),
+        ([tmp_path / "none.jsonl"], "No such file"),  # that comes first
         ([one, "-o", html, "--perfetto", "x"], "unrecognized arguments"),
         ([], "the following arguments are required"),
     ):

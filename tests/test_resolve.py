@@ -24,7 +24,7 @@ FOUR, SEVEN = STAGES[3], STAGES[6]
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled():
-    """The kernels, before a test looks for them in a cache of its own, where they would be compiled again."""
+    """Load the kernels first: in a test's empty cache they would be compiled again."""
     with contextlib.suppress(RuntimeError):  # there is no compiler
         SEVEN.part("kernels.c_kernel").load_kernel()
 

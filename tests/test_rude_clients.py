@@ -302,7 +302,7 @@ def health(port):
 
 
 def connections_of(server, number):
-    """The server's connections, once there are so many."""
+    """The server's connections, once there are `number` of them."""
     wait_until(lambda: len(server.server_state.connections) == number)
     return server.server_state.connections
 

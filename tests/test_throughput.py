@@ -458,7 +458,7 @@ JOB = {"engine": "stand-in", "own": {}, "requests": [[[1], 1]]}
     ],
 )
 def test_an_engine_that_breaks_is_named(tmp_path, monkeypatch, script, says):
-    """The script stands in for the Python of a peer."""
+    """A shell script in place of a peer's Python."""
     (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(throughput, "PEERS", {"stand-in": SimpleNamespace(python=tmp_path / "python", libraries=[])})

@@ -135,7 +135,7 @@ def test_it_answers_all_of_it_to_be_read(page, url):
 
 
 def test_what_is_shown_is_what_happened(page):
-    """The page's states are those that Python computes for these steps."""
+    """The page computes the same states as Python."""
     page.asked("Once upon a time", 40)
     header, steps = page("return [shown.replay.header, shown.steps]")
     check_header(header)
@@ -454,7 +454,7 @@ def test_the_layout_and_what_guesses_do(driver):
         page.found()
         reserved = int(re.search(r"of ([\d,]+) reserved", page.content(".picked"))[1].replace(",", ""))
         assert reserved <= 9 * 16
-        assert page("return shown.views[0].pool.shown.length") == 9  # those that can be used, large enough to read
+        assert page("return shown.views[0].pool.shown.length") == 9  # the usable ones, large enough to read
         assert re.match(r"\d of 9 blocks held", page.content(".memory-note"))
         preempted = "document.querySelector('.found button').click()"
         help = "document.getElementById('help-button').click()"

@@ -154,7 +154,7 @@ def test_the_last_stop_is_at_the_end_of_the_clock_of_time_too(browser, page_of):
 
 
 def test_play_goes_on_behind_questions(browser, page_of):
-    """Also behind those that nobody answers."""
+    """Also after a question that nobody answers."""
     browser.open(page_of("preemption"))
     assert not browser("return page.predict.checked")  # questions are offered, not forced
     browser(
