@@ -69,6 +69,17 @@ def test_workflows_run_what_there_is(path):
             assert (not word.startswith(".ci/") and not word.endswith(".py")) or (ROOT / word).is_file(), word
 
 
+def test_the_site_that_is_published_is_the_one_that_make_site_builds():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/pages.yml").read_text(encoding="utf-8"))
+    uploaded = [
+        step["with"]["path"]
+        for job in workflow["jobs"].values()
+        for step in job["steps"]
+        if "path" in step.get("with", {})
+    ]
+    assert uploaded == [recipe("site")[1][-1].split()[-1]]
+
+
 def test_every_command_of_the_makefile_runs_once_a_week():
     """So that none fails unseen. A GPU is rare, `make test` finds what `make lint` mends, and `mermaid` is a part."""
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
