@@ -277,7 +277,7 @@ def limit_threads(stage: Stage, llm: Any) -> None:
     itself."""
     if stage.number >= 6:
         return
-    limit = STAGES[6].ThreadLimit()
+    limit = STAGES[6]._alone("support.threads", "ThreadLimit")()
 
     def step(step: Callable, *arguments: Any) -> list[Any]:
         with limit:

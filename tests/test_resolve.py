@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import re
@@ -15,11 +16,14 @@ from transformers import GPT2Tokenizer
 
 from stagewise import convert, resolve
 from stagewise.layout import write_config
-from stagewise.resolve import readable, readable_model
+from stagewise.stages import stage_of
 from stagewise.vocabulary import read_json
 from tests.adapter import ROOT, STAGES, TINYTALES
 
 FOUR, SEVEN = STAGES[3], STAGES[6]
+readable, readable_model = (
+    functools.partial(function, stage_of("stage03_kvcache")) for function in (resolve.readable, resolve.readable_model)
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
