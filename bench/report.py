@@ -30,7 +30,7 @@ import numpy as np
 from bench import plots, race
 from bench.run import FAR, apart, check_outputs, command, grid, in_rounds, is_busy, steady
 from bench.workloads import SAMPLING
-from stagewise.console import reason
+from stagewise.exits import reason
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench/results"

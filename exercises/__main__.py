@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from stagewise.console import reason
+from stagewise.exits import reason
 
 from .catalogue import CAPSTONES, exercises, read_progress, record
 

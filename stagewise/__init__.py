@@ -1,8 +1,9 @@
 """Everything around the engines, shared by all of them.
 
-__main__.py       the command `stagewise`: run (cli.py), batch, serve, replay, convert, score, push
+__main__.py       the command `stagewise`: run (cli.py), serve, replay, convert, score, push
 cli.py            a run of prompts; flags.py: its flags; parser.py: how they are read, including --config;
-                  console.py: streams, exit codes, the closing line; interactive.py: prompts typed on a terminal
+                  exits.py: errors, Ctrl-C, exit statuses; console.py: progress and the closing line;
+                  interactive.py: prompts typed on a terminal
 resolve.py        models in any layout; convert.py: into the layout that a stage reads, with layout.py (config.json),
                   vocabulary.py (tokenizers) and generation.py (defaults for sampling)
 batch_file.py     --input and --output; dataset.py: reading files; manifest.py: what --resume compares;

@@ -20,9 +20,9 @@ COMMANDS = {
 def run(command: str, argv: list[str], prog: str) -> int:
     """Run a command; returns the exit status."""
     if command == "serve":
-        from .serving.__main__ import main
+        from .serving.cli import main
     elif command == "replay":
-        from .replay.__main__ import main
+        from .replay.cli import main
     elif command == "convert":
         from .convert import main
     elif command == "score":

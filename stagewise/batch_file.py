@@ -51,9 +51,10 @@ except ModuleNotFoundError:  # Windows
 
     fcntl = None
 
-from .beams import BEAM_FIELDS, Beams, completed_by_beams, drawing
-from .console import Progress, naming, tell
+from .beams import BEAM_FIELDS, completed_by_beams, drawing
+from .console import Progress
 from .dataset import Columns, Dataset, are_objects, find, has, is_on_disk, messages_of
+from .exits import naming, tell
 from .manifest import begin, describe_run, resume
 from .openai.fields import objection
 from .openai.lines import answer, answer_id, check_request, is_request, longest_output, read_job, refusal, served_lines
@@ -137,7 +138,7 @@ class How:
 
     Attributes:
         sampling: the fields of the command line.
-        beams: how to search for the completions of every line, if not None.
+        beam_width: of a search for the completions of every line, if not None.
         columns: which fields have what a line needs.
         chat_template: the text of one; None: the model's own.
         model, tokenizer: as the command line names them, before a conversion; None: the engine's. The model's name is
@@ -145,7 +146,7 @@ class How:
     """
 
     sampling: Sampling
-    beams: Beams | None = None
+    beam_width: int | None = None
     columns: Columns = Columns()  # noqa: RUF009 (it is frozen)
     chat_template: str | None = None
     model: str | None = None
@@ -223,7 +224,7 @@ class LineReader:
 
     def __init__(self, stage: Stage, config: Any, how: How, llm: Any = None):
         self.stage, self.config, self.llm, columns = stage, config, llm, how.columns
-        self.defaults, self.beams, self._template = how.sampling, how.beams, how.chat_template
+        self.defaults, self.beam_width, self._template = how.sampling, how.beam_width, how.chat_template
         self.columns, self.renamed, self.unused = columns, set[str](), set[str]()
         self.model, self.tokenizer = (how.model, how.tokenizer) if how.model else (config.model, config.tokenizer)
         self._names = {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS} - {"logits_processors"}
@@ -300,8 +301,8 @@ class LineReader:
             for prompt in line.prompts:
                 with cut_hint() if line.sampling is not None else contextlib.nullcontext():
                     self.llm.validate(prompt, line.params, *([line.priority] if self.stage.has_priority else []))
-                if self.beams is not None and line.params.max_tokens:
-                    check_beams(self.stage, self.llm, prompt, line.params.max_tokens, self.beams)
+                if self.beam_width is not None and line.params.max_tokens:
+                    check_beams(self.stage, self.llm, prompt, line.params.max_tokens, self.beam_width)
         except (ValueError, RecursionError) as error:
             line.error = f"line {line.number}: {error}"
 
@@ -451,7 +452,7 @@ class LineReader:
 
     def _check_beams(self, sampling: Sampling) -> None:
         """Raise ValueError for what a beam search can't do."""
-        if self.beams is None:
+        if self.beam_width is None:
             return
         if idle := [*drawing(sampling), *(["n"] if sampling.params.n > 1 else [])]:
             raise ValueError(f"{idle[0]} can't be combined with beam search, which draws nothing")
@@ -565,12 +566,12 @@ def in_parts(stage: Stage, jobs: list[Job], llm: Any, reader: LineReader) -> Ite
         for _, line in part:
             reader.check(line)
         yield from refused(part)
-        yield from completed(stage, [job for job in part if not job[1].error], llm, reader.beams)
+        yield from completed(stage, [job for job in part if not job[1].error], llm, reader.beam_width)
 
 
 def describe_batch(stage: Stage, setup: Setup, dataset: Dataset, how: How) -> dict:
     """Everything that the answers depend on, see manifest.py."""
-    run = describe_run(stage, setup, dataset, how.sampling) | {"beam_search": how.beams and asdict(how.beams)}
+    run = describe_run(stage, setup, dataset, how.sampling) | {"beam_width": how.beam_width}
     return run | {"columns": how.columns.to_dict(), "chat_template": how.chat_template}
 
 
@@ -579,9 +580,9 @@ def refused(jobs: list[Job]) -> Iterator[Answer]:
     return ((place, to_json(line.refusal()).encode(), True) for place, line in jobs if line.error)
 
 
-def completed(stage: Stage, jobs: list[Job], llm: Any, beams: Beams | None) -> Iterator[Answer]:
+def completed(stage: Stage, jobs: list[Job], llm: Any, beam_width: int | None) -> Iterator[Answer]:
     """The answers to valid lines, each as soon as all its prompts have their results."""
-    as_completed = completed_by_beams(llm, beams) if beams else llm.as_completed
+    as_completed = completed_by_beams(llm, beam_width) if beam_width else llm.as_completed
     owners = [(number, i) for number, (_, line) in enumerate(jobs) for i in range(len(line.prompts))]
     columns = [[line.prompts[i] for _, line in jobs for i in range(len(line.prompts))]]
     columns.append([jobs[number][1].params for number, _ in owners])

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from .sampling import Sampling
@@ -13,15 +12,6 @@ NO_BEAMS = "a search has the engine to itself: take --beam-width, for all prompt
 AT_ONCE = 16  # prompts of a file that are searched together, and then written
 
 
-@dataclass(frozen=True)
-class Beams:
-    """How to search."""
-
-    beam_width: int
-    length_penalty: float = 1.0
-    early_stopping: bool | str = False
-
-
 def drawing(sampling: Sampling) -> list[str]:
     """The fields that ask for something a beam search can't do."""
     params, make = sampling.params, sampling.stage.SamplingParams
@@ -30,7 +20,7 @@ def drawing(sampling: Sampling) -> list[str]:
     return [*names, *sampling.given]
 
 
-def completed_by_beams(llm: Any, beams: Beams) -> Callable[..., Iterator[tuple[int, Any]]]:
+def completed_by_beams(llm: Any, beam_width: int) -> Callable[..., Iterator[tuple[int, Any]]]:
     """In place of `llm.as_completed`: completes prompts by beam search, and passes scored lines on."""
 
     def as_completed(prompts: list, params: list, *priority: list) -> Iterator[tuple[int, Any]]:
@@ -43,7 +33,6 @@ def completed_by_beams(llm: Any, beams: Beams) -> Callable[..., Iterator[tuple[i
                 continue
             for start in range(0, len(group), AT_ONCE):
                 part = group[start : start + AT_ONCE]
-                how = beams.beam_width, most, beams.length_penalty, beams.early_stopping
-                yield from zip(part, llm.beam_search([prompts[i] for i in part], *how), strict=True)
+                yield from zip(part, llm.beam_search([prompts[i] for i in part], beam_width, most), strict=True)
 
     return as_completed

@@ -17,20 +17,10 @@ from io import FileIO
 from typing import Any
 
 from .batch_file import How, LineReader, check_some, failure, open_output, run_batch_file
-from .beams import Beams, completed_by_beams
-from .console import (
-    Outcome,
-    Progress,
-    Wrapper,
-    closing_line,
-    flush_streams,
-    naming,
-    one_interrupt,
-    prepare_streams,
-    tell,
-    wrapped,
-)
+from .beams import completed_by_beams
+from .console import Progress, Wrapper, closing_line, wrapped
 from .dataset import STDIN, Dataset, check_columns, check_dataset, is_on_disk, read_bytes, read_dataset
+from .exits import Outcome, flush_streams, naming, one_interrupt, prepare_streams, tell
 from .flags import build_parser, check_flags, given_flags, how_of, options_of, pairs_of
 from .manifest import manifest_path
 from .resolve import generation_defaults, readable
@@ -104,7 +94,7 @@ def count_limits(llm: Any, limits: Counter[str]) -> None:
 
 @cut_hint()
 def complete(
-    llm: Any, prompts: list[Any], params: Any, as_json: bool, quiet: bool, beams: Beams | None, texts: list[str]
+    llm: Any, prompts: list[Any], params: Any, as_json: bool, quiet: bool, beam_width: int | None, texts: list[str]
 ) -> list[str]:
     """Print the results in the order of the prompts, each as soon as it and all before it are done; returns the errors
     of the failed ones. texts: the prompts as given, which may have been truncated since.
@@ -112,10 +102,10 @@ def complete(
     If something ends the run early, such as Ctrl-C, the finished results are printed.
     """
     waiting, printed, errors = {}, 0, []
-    if beams is None:
+    if beam_width is None:
         results = llm.as_completed(prompts, params)  # bad input raises here, before the bar is drawn
     else:
-        results = completed_by_beams(llm, beams)(prompts, [params] * len(prompts))
+        results = completed_by_beams(llm, beam_width)(prompts, [params] * len(prompts))
     with Progress(len(prompts), "request", quiet=quiet or len(prompts) == 1) as progress:
 
         def show(index: int) -> None:
@@ -217,7 +207,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
         try:
             with outcome, counted_from_one():
                 prompts, how, outputs = check(stage, args, files)
-                sampling, beams = how.sampling, how.beams
+                sampling, beam_width = how.sampling, how.beam_width
                 options = readable(stage, options_of(stage, args), (lambda _: None) if args.quiet else tell)
                 engine = stage.AsyncLLM(**options) if args.interactive else None
                 llm = engine.llm if engine else stage.LLM(**options)
@@ -237,10 +227,10 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                     if STDIN not in args.input:  # which can't be read again
                         outcome.goes_on = "run the same command with --resume to continue"
                     complete_files(stage, llm, outputs, how, outcome, quiet=args.quiet, strict=args.strict)
-                elif len(prompts) == args.n == 1 and beams is None and sys.stdout.isatty() and not args.json:
+                elif len(prompts) == args.n == 1 and beam_width is None and sys.stdout.isatty() and not args.json:
                     outcome.failed(stream(llm, prompts[0], params, texts[0]))
                 else:
-                    outcome.failed(complete(llm, prompts, params, args.json, args.quiet, beams, texts))
+                    outcome.failed(complete(llm, prompts, params, args.json, args.quiet, beam_width, texts))
         finally:
             if trace is not None:
                 with outcome:

@@ -18,12 +18,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .console import Outcome, tell
+from .exits import Outcome, tell
 from .generation import GENERATION
 from .layout import LARGEST, REMEDIES, UnknownKey, check_config, end_tokens, known_keys, layout_config, write_config
 from .parser import Parser
 from .stages import STAGES
-from .vocabulary import SPARE, TOKENIZER_FILES, Vocabulary, is_known_setting, read_json, read_vocabulary, write_json
+from .strict_json import read_json, write_json
+from .vocabulary import SPARE, TOKENIZER_FILES, Vocabulary, is_known_setting, read_vocabulary
 
 WEIGHTS = ("model", "state_dict", "model_state_dict", "module")  # where a training program keeps the weights,
 SIZES = ("config", "model_args", "model_config", "hyper_parameters", "args")  # and their sizes

@@ -28,7 +28,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from .console import naming
+from .exits import naming
 from .strict_json import from_line, no_duplicates
 
 HUB = "hf://"

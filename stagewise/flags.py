@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from .batch_file import How
-from .beams import Beams, drawing
-from .console import naming
+from .beams import drawing
 from .dataset import Columns
+from .exits import naming
 from .parser import Parser, num_bytes, read_config
 from .sampling import MORE_FIELDS, Sampling
 from .stages import EXACT, PACKAGES, STAGES, Stage
@@ -106,7 +106,6 @@ NEEDS = {
     **dict.fromkeys(("prompt_column", "prompt_template", "id_column", "strict", "chat_template"), ("input",)),
     **dict.fromkeys(("choices_column", "choices", "score", "ray", "output", "resume"), ("input",)),
     **dict.fromkeys(("actors", "cpus_per_actor", "gpus_per_actor"), ("ray",)),
-    **dict.fromkeys(("length_penalty", "early_stopping"), ("beam_width",)),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), ("json", "input")),
     "include_stop_str_in_output": ("stop", "input"),
     "input": ("output",),
@@ -180,7 +179,7 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     parser = Parser(prog=prog, usage=usage, description=described(stage, prog, picks_stage), allow_abbrev=False)
     parser.others_that_have = stages_that_have
     parser.set_defaults(input=None, output=None, resume=False, interactive=False, ray=None, policy=None, n=1)
-    parser.set_defaults(beam_width=None, length_penalty=None, early_stopping=None)
+    parser.set_defaults(beam_width=None)
     parser.set_defaults(prompt_column="prompt", prompt_template=None, id_column="id", strict=False)
     parser.set_defaults(choices_column=None, choices=None, score=None, chat_template=None)
     if picks_stage:
@@ -237,12 +236,6 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
             metavar="N",
             help="search for the N best completions of each prompt; draws nothing",
         )
-        add("--length-penalty", type=float, metavar="X", help="for beams: over 0 prefers longer ones (default: 1)")
-        help = (
-            "when a search ends: false (the best beam is no better; the default), true (N have ended), never (none can "
-            "get better)"
-        )
-        add("--early-stopping", choices=["false", "true", "never"], help=help)
     add("--generation-config", action="store_true", help="defaults are those of the model's generation_config.json")
     if stage.can_serve:
         add = parser.add_argument_group("cluster").add_argument
@@ -292,20 +285,18 @@ def sampling_of(stage: Stage, args: argparse.Namespace) -> Sampling:
 def how_of(stage: Stage, args: argparse.Namespace) -> How:
     """How to complete what the flags name. Raises ValueError or OSError."""
     sampling = sampling_of(stage, args)
-    beams = beams_of(stage, args, sampling)
-    return How(sampling, beams, columns_of(args), template_of(args), args.model, args.tokenizer)
+    check_beams(stage, args, sampling)
+    return How(sampling, args.beam_width, columns_of(args), template_of(args), args.model, args.tokenizer)
 
 
-def beams_of(stage: Stage, args: argparse.Namespace, sampling: Sampling) -> Beams | None:
-    """The beam search that the flags ask for. Raises ValueError for flags that can't be combined with it."""
+def check_beams(stage: Stage, args: argparse.Namespace, sampling: Sampling) -> None:
+    """Raise ValueError for flags that can't be combined with a beam search."""
     if args.beam_width is None:
-        return None
+        return
     draws = args.temperature not in (0, SAMPLING["temperature"]["default"])
     if idle := [*drawing(sampling), *(["temperature"] if draws else [])]:  # maybe of --generation-config
         raise ValueError(f"--{idle[0].replace('_', '-')} can't be combined with --beam-width, which draws nothing")
     stage.check_whole_number("--beam-width", args.beam_width, 1)
-    stopping = {None: False, "false": False, "true": True, "never": "never"}[args.early_stopping]
-    return Beams(args.beam_width, 1.0 if args.length_penalty is None else args.length_penalty, stopping)
 
 
 def columns_of(args: argparse.Namespace) -> Columns:
@@ -320,7 +311,7 @@ def template_of(args: argparse.Namespace) -> str | None:
     """The text of --chat-template. Raises ValueError or OSError."""
     if args.chat_template is None:
         return None
-    from .openai.chat import read_text
+    from .strict_json import read_text
 
     with naming(args.chat_template):
         return read_text(args.chat_template)

@@ -17,7 +17,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .console import Wrapper, is_terminal, reason, without_echo
+from .console import Wrapper, is_terminal, without_echo
+from .exits import reason
 
 Generate = Callable[[str], AsyncIterator[Any]]
 SIGN = "> "

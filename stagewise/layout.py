@@ -9,7 +9,8 @@ from typing import Any
 
 from .generation import GENERATION
 from .stages import STAGES
-from .vocabulary import SETTINGS, check_values, read_json, write_json
+from .strict_json import read_json, write_json
+from .vocabulary import SETTINGS, check_values
 
 # Keys of config.json that are sizes, with their limits: a larger one would fill the memory before any weight is read.
 LARGEST = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)

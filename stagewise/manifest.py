@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .console import naming
 from .dataset import Dataset
+from .exits import naming
 from .stages import Setup, Stage
+from .strict_json import read_json
 
 PATHS = ("model", "input")  # may differ; what is in them is compared by hash
 
@@ -42,7 +43,7 @@ def describe_run(stage: Stage, setup: Setup, dataset: Dataset, defaults: Any) ->
 def begin(output: str, run: dict) -> None:
     """Write the manifest of a new run. Raises ValueError if it would replace some other file."""
     path = manifest_path(output)
-    if path.exists() and "input_sha256" not in read(path):
+    if path.exists() and "input_sha256" not in read_json(path):
         raise ValueError(f"{path} exists and is not a manifest: remove it, or choose another --output")
     new = path.with_name(path.name + ".new")
     with naming(new):
@@ -55,7 +56,7 @@ def resume(output: str, run: dict) -> None:
     path = manifest_path(output)
     if not path.exists():
         raise ValueError(f"--resume: there is no {path}, the manifest of the run that wrote {output}")
-    before = read(path)
+    before = read_json(path)
     for name in (name for name in run if name not in PATHS):
         a, b = before.get(name), run[name]
         if name == "arithmetic" and None in (a, b):  # a cluster's driver has no engine, so it is not known
@@ -67,17 +68,6 @@ def resume(output: str, run: dict) -> None:
             raise ValueError(f"--resume: {name} differs from {path}: {output} was made with another one")
         elif a != b:
             raise ValueError(f"--resume: {name} is {b!r:.80} now, but {path} says {a!r:.80}")
-
-
-def read(path: Path) -> dict:
-    """A manifest. Raises ValueError if it is not one."""
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} can't be read as a manifest: {error}") from None
-    if not isinstance(run, dict):
-        raise ValueError(f"{path} can't be read as a manifest: it is not a JSON object")
-    return run
 
 
 def hash_of_checkpoint(stage: Stage, directory: Path, config: Any) -> str:

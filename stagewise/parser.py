@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from .console import naming, reason
+from .exits import naming, reason
 
 # Our name, and the names in other programs (Hugging Face's `generate` and its scripts, vLLM, rosellm).
 OTHER_NAMES = {

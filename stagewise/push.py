@@ -16,13 +16,12 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, DatasetCardData, HfApi
 
-from .console import Outcome, naming
 from .dataset import telling
+from .exits import Outcome, naming
 from .manifest import manifest_path
-from .manifest import read as read_manifest
 from .parser import Parser
 from .score import read_scores, summarize
-from .strict_json import from_line
+from .strict_json import from_line, read_json
 
 CARD = """---
 {header}
@@ -64,7 +63,7 @@ def read(path: Path) -> tuple[list[dict], dict]:
     manifest = manifest_path(str(path))
     if not manifest.exists():
         raise ValueError(f"there is no {manifest}: {path} is not the output of a batch run")
-    run = read_manifest(manifest)
+    run = read_json(manifest)
     if not {"stage", "model", "version", "sampling"} <= run.keys():
         raise ValueError(f"{manifest} is not the manifest of a batch run")
     return results, run

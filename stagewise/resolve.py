@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .console import tell
+from .exits import tell
 from .generation import GENERATION, sampling_defaults
 from .stages import STAGES, Stage
-from .vocabulary import TOKENIZER_FILES, read_json
+from .strict_json import read_json
+from .vocabulary import TOKENIZER_FILES
 
 PROGRAMS = ("convert", "generation", "layout", "vocabulary")  # if they change, so may what they write
 

@@ -47,8 +47,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from .console import Outcome, naming, tell
 from .dataset import HUB, STDIN, fetch, find, find_results, has, unpacked
+from .exits import Outcome, naming, tell
 from .parser import Parser
 from .strict_json import from_line
 

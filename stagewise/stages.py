@@ -1,7 +1,8 @@
-"""The stages: their numbers, packages and commands; and the only place where this package touches them.
+"""The stages: their numbers, packages and commands; and how the rest of this package reaches them.
 
 A stage is used through what its package exports: `stage.LLM`, `stage.SamplingParams`, and so on. Everything else is in
-`ELSEWHERE`, in the methods of `Stage` and in the functions below; no other module looks into a stage.
+`ELSEWHERE`, in the methods of `Stage` and in the functions below. Only what shows a running engine (`tracing`, the
+server's metrics and levers) looks into its scheduler and blocks.
 """
 
 import ast
@@ -291,18 +292,13 @@ def end_tokens(llm: Any) -> tuple[int, ...]:
     return llm.engine.model_config.eos_token_ids
 
 
-def check_beams(stage: Stage, llm: Any, prompt: Any, max_tokens: int, beams: Any) -> None:
+def check_beams(stage: Stage, llm: Any, prompt: Any, max_tokens: int, beam_width: int) -> None:
     """Raise the ValueError that `llm.beam_search` would raise for this prompt."""
     request = llm.inputs.request(prompt, stage.SamplingParams(temperature=0, max_tokens=max_tokens), number=0)
-    how = beams.beam_width, beams.length_penalty, beams.early_stopping
-    stage._part("beam_search").make_searches(llm.engine, [request], *how)
+    stage._part("beam_search").make_searches(llm.engine, [request], beam_width, 1.0, False)
 
 
 # --- Watching an engine -----------------------------------------------------------------------------------------------
-
-
-def core_of(llm: Any) -> Any:
-    return llm.engine
 
 
 def watch_requests(llm: Any, made: Callable[[Any], None], added: Callable[[Any], None]) -> None:

@@ -1,6 +1,7 @@
 """JSON by the standard: no NaN in what is written, no duplicate keys in what is read, and errors that say where."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 
@@ -30,3 +31,31 @@ def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {name!r:.80} appears twice")
         fields[name] = value
     return fields
+
+
+# --- Files, all in UTF-8 ----------------------------------------------------------------------------------------------
+
+
+def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
+    path.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8", newline="\n")
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise ValueError(f"{path} can't be read: {error.strerror}") from None
+
+
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """The JSON object in a file; an optional file that does not exist counts as an empty one."""
+    text = "{}" if optional and not path.exists() else read_text(path)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return content

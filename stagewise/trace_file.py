@@ -85,7 +85,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .console import naming
+from .exits import naming
 from .stages import PACKAGES
 from .strict_json import from_line
 

@@ -5,13 +5,13 @@ They are read as transformers reads them, or refused with an error that names th
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .stages import STAGES
+from .strict_json import read_json, read_text, write_json
 
 TOKENIZER_FILES = ("merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json")
 TOKENIZER_FILES += ("special_tokens_map.json", "added_tokens.json")
@@ -94,31 +94,6 @@ class Vocabulary:
         if self.settings.get("tokenizer_class") in GENERIC:  # which has no tokens that are not named
             settings = {**dict.fromkeys(("bos_token", "eos_token", "unk_token")), **settings}
         write_json(directory / "tokenizer_config.json", settings)
-
-
-def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
-    path.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8", newline="\n")
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
-    except OSError as error:
-        raise ValueError(f"{path} can't be read: {error.strerror}") from None
-
-
-def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """The JSON object in a file; an optional file that does not exist counts as an empty one."""
-    text = "{}" if optional and not path.exists() else read_text(path)
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return content
 
 
 def check_values(where: Path | str, given: dict[str, Any], supported: dict[str, tuple], remedy: str = "") -> None:

@@ -18,7 +18,7 @@ import torch
 
 from stagewise import cli, stages
 from stagewise.layout import layout_config, write_config
-from stagewise.vocabulary import read_json
+from stagewise.strict_json import read_json
 from tools import engines
 from tools.engines import TINYTALES, random_prompts  # noqa: F401
 from tools.sync_stages import ROOT, read_stages

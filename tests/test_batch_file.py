@@ -324,7 +324,7 @@ def test_beams_for_every_line(files):
         assert "top_k can't be combined with beam search, which draws nothing" in error
     first = results["openai"]["response"]["body"]["choices"][0]
     assert first["text"] == results["line-1"]["outputs"][0]["text"]
-    assert "beam_search is None now" in ONE.refusal(*command, "--resume")
+    assert "beam_width is None now" in ONE.refusal(*command, "--resume")
 
 
 # --- Files that a run may not touch ---------------------------------------------------------------------------------

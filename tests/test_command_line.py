@@ -21,9 +21,7 @@ import stagewise
 from bench import report
 from exercises import __main__ as exercises
 from stagewise import __main__ as command
-from stagewise import cli, console
-from stagewise.beams import Beams
-from stagewise.flags import how_of
+from stagewise import cli, exits
 from stagewise.results import as_dict
 from stagewise.stages import EXACT
 from stagewise.stages import STAGES as DESCRIBED
@@ -350,18 +348,13 @@ def test_the_models_own_defaults(tmp_path, seen):
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_beams(stage):
     """The command line gives the results of `beam_search`."""
-    outputs = stage.engine().beam_search(["A fox", "Once"], 3, 6, 0.5, "never")
+    outputs = stage.engine().beam_search(["A fox", "Once"], 3, 6)
     command = ["--prompts", "A fox", "Once", "--max-tokens", "6", "--quiet", "--beam-width", "3"]
-    status, stdout, stderr = stage.main(*command, "--length-penalty", "0.5", "--early-stopping", "never", "--json")
+    status, stdout, stderr = stage.main(*command, "--json")
     assert status == 0, stderr
     expected = [json.loads(json.dumps(as_dict(one, stage.SamplingParams(max_tokens=6))))["outputs"] for one in outputs]
     assert [json.loads(line)["outputs"] for line in stdout.splitlines()] == expected
     assert stage.main(*command)[1].count("completion 3: ") == 2
-
-
-def test_the_flags_of_a_beam_search_reach_it():
-    line = "a --beam-width 3 --length-penalty 0.5 --early-stopping never"
-    assert how_of(ONE, cli.build_parser(ONE, "x").parse_args(line.split())).beams == Beams(3, 0.5, "never")
 
 
 def test_flags_from_a_file(tmp_path):
@@ -493,12 +486,12 @@ def test_a_lack_of_memory_is_one_line(capsys):
     """Of torch, too, which raises no kind of error for it on a CPU; other errors of its are bugs."""
     words = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried\nto"
     for error in (MemoryError(), RuntimeError(words), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")):
-        ended = console.Outcome("x")
+        ended = exits.Outcome("x")
         with ended:
             raise error
         said = capsys.readouterr().err
         assert (ended.status, said.count("\n"), "emory" in said) == (2, 1, True)
-    with pytest.raises(RuntimeError, match="shape"), console.Outcome("x"):
+    with pytest.raises(RuntimeError, match="shape"), exits.Outcome("x"):
         raise RuntimeError("the shape is wrong")
 
 

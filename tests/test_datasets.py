@@ -80,9 +80,9 @@ def test_resume_refuses_another_run(begun):
         whole.replace("sha256:", "sha256:0"): "weights differs from",
         whole.replace('"input_sha256": "', '"input_sha256": "0'): "input_sha256 differs from",
         whole.replace('"version": "', '"version": "9'): "version is",
-        "{": "can't be read as a manifest",
-        "[]": "it is not a JSON object",
-        "[" * 100_000: "can't be read as a manifest",
+        "{": "is not valid JSON",
+        "[]": "is not a JSON object",
+        "[" * 100_000: "is not valid JSON",
     }.items():
         path.write_text(content)
         assert says in SIX.refusal(*command)
@@ -354,7 +354,7 @@ def test_push_tells_what_is_wrong(tmp_path):
         ("[1]\n", None, "it contains no results"),
         ('{"id": 1}\n[1\n', None, "r.jsonl, line 2: not JSON: Expecting ',' delimiter at column 3"),
         ('{"id": 1, "text": "a"}\n', None, "is not the output of a batch run"),
-        ('{"id": 1, "text": "a"}\n', "{", "r.jsonl.run.json can't be read as a manifest: "),
+        ('{"id": 1, "text": "a"}\n', "{", "r.jsonl.run.json is not valid JSON: "),
         ('{"id": 1, "text": "a"}\n', "{}", "is not the manifest of a batch run"),
     ):
         if content is not None:

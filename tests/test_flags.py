@@ -7,14 +7,14 @@ import pytest
 
 from bench import throughput
 from stagewise.flags import PROMPTS, build_parser, check_flags, given_flags
-from stagewise.serving.__main__ import server_parser
+from stagewise.serving.cli import server_parser
 from tests.adapter import STAGES
 
 LIMITS = ["max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "n", "truncate_prompt_tokens"]
 FILTERS = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
 PROCESSED = ["logit_bias", "bad_words", "allowed_token_ids", "structured_outputs"]
 SAMPLING = [*LIMITS, *FILTERS, *PROCESSED, "skip_special_tokens", "generation_config"]
-LOGPROBS, BEAMS = ["logprobs", "prompt_logprobs"], ["beam_width", "length_penalty", "early_stopping"]
+LOGPROBS, BEAMS = ["logprobs", "prompt_logprobs"], ["beam_width"]
 INPUT = ["input", "output", "resume", "prompt_column", "prompt_template", "id_column", "strict", "chat_template"]
 SCORING = ["choices_column", "choices", "score"]
 RAY = ["ray", "actors", "cpus_per_actor", "gpus_per_actor"]

@@ -6,8 +6,8 @@ import shlex
 import pytest
 
 from stagewise import convert, flags, push, score
-from stagewise.replay import __main__ as replay
-from stagewise.serving import __main__ as serving
+from stagewise.replay import cli as replay
+from stagewise.serving import cli as serving
 from stagewise.stages import STAGES
 from tests.adapter import ROOT
 

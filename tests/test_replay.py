@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stagewise.replay import page
-from stagewise.replay.__main__ import main, webbrowser
+from stagewise.replay.cli import main, webbrowser
 from stagewise.replay.state import states
 from stagewise.trace_file import Trace, read_traces
 from tests import made_traces

@@ -17,7 +17,7 @@ from transformers import GPT2Tokenizer
 from stagewise import convert, resolve
 from stagewise.layout import write_config
 from stagewise.stages import stage_of
-from stagewise.vocabulary import read_json
+from stagewise.strict_json import read_json
 from tests.adapter import ROOT, STAGES, TINYTALES
 
 FOUR, SEVEN = STAGES[3], STAGES[6]

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from stagewise.beams import Beams
 from stagewise.dataset import Columns
 from stagewise.sampling import Sampling
 from stagewise.scaleout import driver, worker
@@ -54,7 +53,7 @@ def test_an_actor_with_columns_of_other_names_and_beams(tmp_path):
     flags = ["--prompt-column", "question", "--id-column", "key", "--beam-width", 2, "--max-tokens", 8, "--quiet"]
     assert stage.main("--input", source, "--output", output, *flags)[0] == 1
     expected = by_id(read_results(output))
-    assert answered(actor(stage, Beams(2), Columns("question", "key")), batches(source, "key")) == expected
+    assert answered(actor(stage, 2, Columns("question", "key")), batches(source, "key")) == expected
     assert [len(one.get("outputs", ())) for one in expected].count(2) == 3
 
 

@@ -33,8 +33,8 @@ from stagewise.openai.fields import COMPLETION, IDLE, SAMPLING
 from stagewise.openai.limits import Limits
 from stagewise.sampling import Sampling
 from stagewise.serving import events
-from stagewise.serving.__main__ import main, server_parser
 from stagewise.serving.app import App
+from stagewise.serving.cli import main, server_parser
 from stagewise.serving.run import check, make_service
 from stagewise.serving.server import Server, listen
 from stagewise.serving.service import Run, Service
@@ -1313,9 +1313,11 @@ def test_the_key_may_come_from_the_environment(monkeypatch, value, flags, key):
 
 def test_what_is_not_installed_is_told():
     """The extra is optional: starting the server without it says how to install it."""
-    hide = """import sys, runpy
+    hide = """import sys
 sys.modules["starlette"] = None
-runpy.run_module("stagewise.serving", run_name="__main__")
+from stagewise.__main__ import main
+sys.argv = ["stagewise", "serve"]
+main()
 """
     result = subprocess.run([sys.executable, "-c", hide], cwd=ROOT, capture_output=True, text=True, check=False)
     (line,) = result.stderr.splitlines()

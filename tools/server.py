@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 def server(*arguments: str | int | Path) -> Iterator[tuple[str, subprocess.Popen]]:
     """Start a server, and yield its URL and its process. It has to end with status 0 on SIGTERM."""
     python = os.environ.get("STAGEWISE_PYTHON", sys.executable)  # a client's tests run in another environment
-    command = [python, "-m", "stagewise.serving", "--port", "0", *map(str, arguments)]
+    command = [python, "-m", "stagewise", "serve", "--port", "0", *map(str, arguments)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, encoding="utf-8")
     assert process.stderr is not None
     try:

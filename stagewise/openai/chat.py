@@ -17,6 +17,7 @@ import jinja2.parser
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from ..strict_json import read_json, read_text
 from .errors import bad_request
 from .fields import NO_TOOLS, ONLY_TEXT, TEXT, Field, Fields, Others
 
@@ -156,7 +157,7 @@ def load_template(file: Path | None, directory: Path) -> ChatTemplate | None:
         return ChatTemplate(read_text(file), f"--chat-template {file}", tokens)
     if (own := directory / "chat_template.jinja").is_file():
         return ChatTemplate(read_text(own), str(own), tokens)
-    text = read_object(config).get("chat_template")
+    text = read_json(config, optional=True).get("chat_template")
     if text is None:
         return None
     if not isinstance(text, str):
@@ -166,35 +167,15 @@ def load_template(file: Path | None, directory: Path) -> ChatTemplate | None:
 
 def special_tokens(directory: Path) -> dict[str, str]:
     """The special tokens of a tokenizer by their names, as transformers reads them from its files."""
-    given = read_object(directory / "tokenizer_config.json")
+    given = read_json(directory / "tokenizer_config.json", optional=True)
     if given.get("tokenizer_class") in GPT2_TOKENIZERS:
         given = {**dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT), **given}
     if "added_tokens_decoder" not in given:
-        given |= read_object(directory / "special_tokens_map.json")
+        given |= read_json(directory / "special_tokens_map.json", optional=True)
     if isinstance(extra := given.get("extra_special_tokens"), dict):
         given |= extra
     tokens = {name: token.get("content") if isinstance(token, dict) else token for name, token in given.items()}
     return {name: token for name, token in tokens.items() if name.endswith("_token") and isinstance(token, str)}
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one if the file is missing."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return content
 
 
 # --- Functions for templates, as in transformers ----------------------------------------------------------------------

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ..console import naming
+from ..exits import naming
 from ..trace_file import Trace
 from .state import Key, State, states
 

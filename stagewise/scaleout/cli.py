@@ -9,7 +9,7 @@ import argparse
 import importlib.util
 import time
 
-from ..console import Outcome, flush_streams, one_interrupt, tell
+from ..exits import Outcome, flush_streams, one_interrupt, tell
 from ..flags import how_of, options_of, pairs_of
 from ..stages import Stage
 from .driver import Cluster, complete_file

@@ -1,6 +1,6 @@
 """An HTTP server with OpenAI's interface on top of a stage's `AsyncLLM`.
 
-     bytes ── app.py ────── openai/job.py ── service.py ─────────────── openai/answers.py ── events.py ── bytes
+     bytes ── app.py ────── openai/job.py ── service.py ─────────────── openai/answers.py ── responses.py ── bytes
               gate, route   Job: checked     Run: a task for each choice   choices, chunks    whole, or a stream
                                               │          ▲
                                               ▼ generate │ StreamEvents

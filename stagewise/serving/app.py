@@ -28,10 +28,10 @@ from ..openai.fields import IDLE, TEXT, TURNS, Field, Fields, flag
 from ..openai.forms import may_have_form
 from ..openai.job import Job, check_length, check_model
 from .connection import CLIENT_GONE, parse_json, read_body
-from .events import JSON, Answer, error_response
 from .levers import Levers
 from .live import Recorder, Viewer, asked_as, first_step
 from .page import make_page, policy, replay_page
+from .responses import JSON, Answer, error_response
 from .service import Run, Service
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..trace_file import Trace, whole_step
 from ..tracing import detach, guesses, look_on, new_texts
-from .events import event, unless_gone
+from .responses import event, unless_gone
 from .service import Service
 
 PAUSE = 0.1  # seconds between two checks for new steps: waking viewers at every step would take the engine's cores

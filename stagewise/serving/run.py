@@ -7,7 +7,7 @@ import os
 import re
 import sys
 
-from ..console import tell
+from ..exits import tell
 from ..flags import options_of
 from ..openai.chat import load_template
 from ..openai.limits import Limits, limits_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from selenium import webdriver
 
-from stagewise.replay.__main__ import main as replay
+from stagewise.replay.cli import main as replay
 from tests import made_traces
 from tools import replay_examples
 

@@ -356,7 +356,7 @@ def test_a_run_is_saved_as_a_replay(page, tmp_path):
 
 def start(port, *options):
     """A server for one test, on a port, which may be ended in any way."""
-    command = [sys.executable, "-m", "stagewise.serving", *OPTIONS, *options, "--port", str(port)]
+    command = [sys.executable, "-m", "stagewise", "serve", *OPTIONS, *options, "--port", str(port)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     line = process.stderr.readline()
     assert "Serving" in line, line

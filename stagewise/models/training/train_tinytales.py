@@ -66,7 +66,8 @@ from stage04_continuous import LLM, SamplingParams  # noqa: E402
 from stage04_continuous.support.outputs import CompletionOutput  # noqa: E402
 from stage04_continuous.support.tokenizer import Tokenizer  # noqa: E402
 from stagewise.layout import write_config  # noqa: E402
-from stagewise.vocabulary import read_json, read_vocabulary  # noqa: E402
+from stagewise.strict_json import read_json  # noqa: E402
+from stagewise.vocabulary import read_vocabulary  # noqa: E402
 
 MODELS = Path(__file__).parent.parent
 MODEL, DRAFT = MODELS / "tinytales", MODELS / "tinytales-draft"

@@ -8,12 +8,11 @@ Read next: stagewise/replay/README.md, whose examples each show one idea.
 """
 
 import argparse
-import sys
 import tempfile
 import webbrowser
 from pathlib import Path
 
-from ..console import Outcome, naming, tell
+from ..exits import Outcome, naming, tell
 from ..parser import Parser
 from ..trace_file import read_traces
 from . import page
@@ -70,7 +69,3 @@ def main(argv: list[str] | None = None, prog: str = "python -m stagewise replay"
     with outcome:
         run(args)
     return outcome.status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,10 +10,9 @@ Exit status: 0 after a signal, with the work done; 2 bad input; 130 or 143 after
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-from ..console import Outcome, flush_streams, prepare_streams
+from ..exits import Outcome, flush_streams, prepare_streams
 from ..flags import add_options, pick_stage
 from ..openai.limits import add_flags
 from ..parser import Parser
@@ -88,10 +87,3 @@ def main(argv: list[str] | None = None, prog: str = "python -m stagewise serve")
         serve(stage, args)
     flush_streams()
     return outcome.status
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:  # while torch is being loaded, which takes a second
-        sys.exit(130)

@@ -1,4 +1,4 @@
-"""Server-sent events, and answers whose reader is gone."""
+"""Responses: JSON, streams of server-sent events, and what ends when their reader is gone."""
 
 import asyncio
 import contextlib
