@@ -1,8 +1,8 @@
 """Draft the tokens that may follow, and take back what was rejected (Leviathan et al. 2023, "Fast Inference from
 Transformers via Speculative Decoding").
 
-The drafts go through the model in the same step as the token before them. The engine verifies them with the ordinary
-sampler: see `Engine.step` and `Batch.verified`.
+The drafts go through the model in the same step as the token before them. The engine verifies them without the paper's
+rejection sampling: a draft is right if the ordinary sampler picks it (`Engine.step`, `Batch.verified`).
 """
 
 from .config import MAX_DRAFTS, EngineConfig

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import time
+from io import FileIO
 from types import SimpleNamespace
 
 import pytest
@@ -325,6 +326,28 @@ def test_beams_for_every_line(files):
     first = results["openai"]["response"]["body"]["choices"][0]
     assert first["text"] == results["line-1"]["outputs"][0]["text"]
     assert "beam_width is None now" in ONE.refusal(*command, "--resume")
+
+
+def test_beams_that_outgrow_the_cache_are_one_lines_error(files):
+    source, output, command = files
+    write_lines(source, *({"prompt": "Once", "sampling": {"max_tokens": most}} for most in (3, 300, 4)))
+    status, _, stderr = ONE.main(*command, "--beam-width", "4", "--num-blocks", "24")
+    assert status == 1, stderr
+    good, bad, other = read_results(output)
+    assert "line 2: " in bad["error"]
+    assert [len(one["outputs"]) for one in (good, other)] == [4, 4]
+
+
+def test_a_line_is_written_whole(tmp_path):
+    """A file may take only a part of what it is given, as when a disk is almost full."""
+
+    class Slow(FileIO):
+        def write(self, data):
+            return super().write(data[:7])
+
+    with Slow(tmp_path / "out.jsonl", "w") as file:
+        batch_file.append(file, b'{"id": "a long line"}')
+    assert (tmp_path / "out.jsonl").read_bytes() == b'{"id": "a long line"}\n'
 
 
 # --- Files that a run may not touch ---------------------------------------------------------------------------------

@@ -400,6 +400,8 @@ def test_the_first_way_to_multiply_that_is_there_and_on(stage, monkeypatch):
         there.update(["tiles_bfloat16", "tiles_split", "dot_bfloat16"])
         assert picked(dtype) == ["tiles_split", "fma_float32"]
     assert picked(torch.bfloat16) == ["tiles_bfloat16", "dot_bfloat16"]
+    attention = [part.c.attention_kind(torch.bfloat16, tiles) for tiles in (True, False)]
+    assert attention == [part.c.KINDS[kind][0] for kind in ("tiles_bfloat16", "dot_bfloat16")]
     there.remove("tiles_bfloat16")
     assert picked(torch.bfloat16) == ["dot_bfloat16"] * 2
     there.clear()

@@ -220,6 +220,8 @@ def test_the_sums_are_exact(in_):
     generator = torch.Generator().manual_seed(in_)
     x, weight = (torch.randint(-127, 128, (n, in_), generator=generator).float() for n in (70, 45))
     x[0], weight[0], x[1], weight[1] = 127, 127, -127, -127
+    # Large sums that no float32 holds: sums of pieces, each rounded to float32, would differ from them.
+    x[2:], weight[2:] = (torch.randint(100, 128, t[2:].shape, generator=generator).float() for t in (x, weight))
     x[:, 0] = weight[:, 0] = 127  # so that an integer of 1 stands for 1
     layer = quantize.Int8Linear(weight)
     exact = x.double() @ weight.double().T
