@@ -648,9 +648,8 @@ language: en
 
 # tinytales
 
-A GPT-2 of {parameters:.1f} million parameters that writes short tales. It comes with the repository so that every example and
-test runs without a network, on real text that ends by itself. This card is written by `python stagewise/models/training/train_tinytales.py
-evaluate`.
+A GPT-2 of {parameters:.1f} million parameters that writes short tales. With it every example and test runs without a network, on real
+text that ends by itself. This card is written by `python stagewise/models/training/train_tinytales.py evaluate`.
 
     python -m stage05 --model tinytales --prompts "Once upon a time"
 
@@ -673,9 +672,9 @@ Made from scratch for this project, MIT license. `merges.txt` is GPT-2's (OpenAI
 
 ## Data
 
-`stagewise/models/training/tale_grammar.py` writes the tales: a plot, a hero, a friend, and any number of episodes between the beginning and
-the end. A tale is a function of its seed, so there is no data set to keep; no tale is seen twice, and the held-out tales are other
-seeds. `python stagewise/models/training/train_tinytales.py generate 3` prints three. The one with seed 4:
+`stagewise/models/training/tale_grammar.py` writes the tales: a plot, a hero, a friend, and any number of episodes. A tale is a
+function of its seed: no tale is seen twice, and the held-out tales are other seeds.
+`python stagewise/models/training/train_tinytales.py generate 3` prints three. The one with seed 4:
 
 {tale}
 
@@ -690,11 +689,10 @@ model can tell an unknown word from another and repeat it. At export the logits 
 
 ## Limits
 
-It has read nothing but these tales: about 1,500 different tokens, two characters, eight plots. It knows no facts, follows no
-instructions and speaks only English. A prompt in another style is continued as if it were the beginning of a tale. The
-held-out tales come from the same grammar as the training tales, so the loss says how well it has learned the grammar, and
-nothing about other text. Micro tales are short enough that a held-out one may have a twin in training. Because the logits are
-scaled, its favorite plots, a quarrel and a lost thing, are far more frequent than in the training tales.
+It has read nothing but these tales: about 1,500 different tokens, two characters, eight plots. It knows no facts and follows no
+instructions. A prompt in another style is continued as if it were the beginning of a tale. The loss says how well it has learned
+the grammar, and nothing about other text. Micro tales are short enough that a held-out one may have a twin in training. Because the
+logits are scaled, its favorite plots, a quarrel and a lost thing, are far more frequent than in the training tales.
 
 The figures above come from `stagewise/models/training/tale_check.py`, which reads a tale with the grammar. A sentence that contradicts an
 earlier one is a slip (who the hero is, what is sought, which plot this is), and so are a name that nobody introduced, "he" for
@@ -714,7 +712,7 @@ none of them.
 ## Samples
 
 The first two of these {total}, with seed 0 at temperature 0.8 for the prompt "Once upon a time", and the sixth continued opening;
-unedited and unselected. The prompt is in bold type. `train_tinytales.py check` draws them all again and prints the slips.
+unselected. The prompt is in bold type. `train_tinytales.py check` draws them all again and prints the slips.
 
 {samples}
 
