@@ -1,7 +1,6 @@
 """What guessing gains: stage 7 against stage 6, on real text at GPT-2's cost (bench/wide.py).
 
-    python -m bench.speculative --json bench/results/speculative-float32.json --plot FILE.svg
-    python -m bench.speculative --dtype bfloat16 --json bench/results/speculative-bfloat16.json
+    python -m bench.speculative --dtype bfloat16 --json FILE --plot FILE.svg
 
 There are three kinds of text. "tales": openings, sampled with temperature 0.8 and seeds. "quote": a question about a
 tale, to be answered with four consecutive sentences of it (`structured_outputs` allows nothing else; the model chooses

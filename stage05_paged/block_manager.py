@@ -8,7 +8,7 @@ the prefix cache, it can be found there until it is needed for something else.
 
 Prefix caching. A full block has a *prefix id*, which stands for all tokens up to its end, like a node of a trie. The
 block is cached in a dictionary, under its tokens and the prefix id of the block before it: so two prefixes that end in
-the same tokens are not confused. A prefix id is never reused: once a block is evicted, no look-up reaches the entries
+the same tokens are not confused. A prefix id is never reused: once a block is evicted, no lookup reaches the entries
 after it. The dictionary compares whole keys, tokens and all, after their hashes, so a hash collision costs time and
 nothing else.
 """
