@@ -1,7 +1,6 @@
-"""The stages' servers and vLLM's under load, from two load generators: `vllm bench serve` and guidellm.
+"""The stages' servers and vLLM's under load, from vLLM's load generator, `vllm bench serve`.
 
     python -m bench.peers vllm                                     # once: vLLM's server and its load generator
-    python -m tools.environments guidellm                # once: the other one
     python -m bench.serving --rates 0.5,1,2,4 --json FILE --plot FILE.png
     python -m bench.serving --engines 4,6 --rates inf --requests 50
 
@@ -9,9 +8,6 @@ All servers have the same checkpoint with GPT-2's sizes and random weights, in f
 at once. They get the same requests at the same times: random tokens, as many in as out, with Poisson arrivals. Engines
 take turns at each rate. A request counts toward goodput if its first token came within --ttft ms, and each further one,
 on average, within --tpot ms. The client shares the cores with the server, as on a user's machine.
-
-guidellm instead keeps a fixed number of requests under way, with text that it writes, and reports the mean time between
-tokens per request. (Its Poisson schedule, in 0.8.1, sends all requests after the first ten at once.)
 """
 
 import argparse
@@ -36,7 +32,6 @@ from bench.peers import PEERS, ROOT
 from bench.run import Failure, command, grid, script
 from bench.throughput import write_model
 from tools.engines import STAGES
-from tools.environments import python_of
 from tools.server import server as stage_server
 
 ENGINES = ("4", "5", "6", "vllm")
@@ -109,32 +104,6 @@ def load(url: str, model: Path, rate: str, args: argparse.Namespace, folder: Pat
     return {name: numbers[name] for name in (*kept, *latencies) if name in numbers}
 
 
-def guide(url: str, model: Path, streams: str, args: argparse.Namespace, folder: Path) -> dict:
-    """One run of guidellm, with its figures under the same names."""
-    result = folder / "guidellm.json"
-    result.unlink(missing_ok=True)
-    profile = f"kind=concurrent,streams={streams}"
-    command = [python_of("guidellm").parent / "guidellm", "run", "--disable-console", "--profile", profile]
-    command += ["--backend", f"kind=openai_http,target={url},model={NAME},request_format=/v1/completions"]
-    command += ["--data", f"kind=synthetic_text,prompt_tokens={args.tokens},output_tokens={args.tokens}"]
-    command += ["--constraint", f"kind=max_requests,count={args.requests}"]
-    command += ["--tokenizer", f"kind=huggingface_auto,model={model}", "--output", f"kind=json,path={result}"]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode or not result.exists():
-        raise Failure(f"guidellm failed: {(done.stderr or done.stdout)[-1000:]}")
-    (benchmark,) = json.loads(result.read_text())["benchmarks"]
-    metrics, duration = benchmark["metrics"], benchmark["duration"]
-    totals, tokens = metrics["request_totals"], metrics["output_token_count"]["successful"]["total_sum"]
-    run = {"completed": totals["successful"], "failed": totals["errored"] + totals["incomplete"], "duration": duration}
-    run |= {"request_throughput": totals["successful"] / duration, "output_throughput": tokens / duration}
-    run["output_tokens"] = tokens
-    for name, long in {"ttft": "time_to_first_token_ms", "itl": "inter_token_latency_ms"}.items():
-        percentiles = metrics[long]["successful"]["percentiles"]
-        run |= {f"{p}_{name}_ms": percentiles[p] for p in ("p50", "p99")}
-    return run
-
-
 def counted(url: str) -> float:
     """How many tokens the server says it has made."""
     with urllib.request.urlopen(f"{url}/metrics") as response:
@@ -148,8 +117,6 @@ def measure(args: argparse.Namespace) -> Iterator[dict]:
         raise ValueError(f"--engines are some of {','.join(ENGINES)}, got {wrong.pop()}")
     if not PEERS["vllm"].python.exists():
         raise ValueError("vLLM is not there: python -m bench.peers vllm")
-    if args.streams and not python_of("guidellm").exists():
-        raise ValueError("guidellm is not there: python -m tools.environments guidellm")
     told = {name: getattr(args, name) for name in ("requests", "tokens", "max_num_seqs", "ttft", "tpot")}
     runs, urls = [], {}
     with tempfile.TemporaryDirectory() as name:
@@ -161,22 +128,17 @@ def measure(args: argparse.Namespace) -> Iterator[dict]:
                 urls[engine] = stack.enter_context(started(engine, model, args.max_num_seqs))
                 few = argparse.Namespace(**{**vars(args), "requests": 4})
                 load(urls[engine], model, "inf", few, folder)  # to warm up
-            jobs = [("vllm", load, rate) for rate in args.rates]
-            jobs += [("guidellm", guide, n) for n in args.streams]
-            for generator, generate, rate in jobs:
+            for rate in args.rates:
                 for engine in args.engines:
                     before = counted(urls[engine])
-                    run = generate(urls[engine], model, rate, args, folder)
-                    rate_told = rate if generator == "vllm" else f"{rate} at once"
-                    run |= {"generator": generator, "engine": engine, "rate": rate_told}
+                    run = load(urls[engine], model, rate, args, folder) | {"engine": engine, "rate": rate}
                     if engine != "vllm":  # its statistics are turned off
                         run["counted"] = counted(urls[engine]) - before
                     print(" | ".join(cells(run)), file=sys.stderr)
                     runs.append(run)
                     yield {"runs": runs, **told}
-        if args.rates:
-            models = {"GPT-2's sizes": model, "the bundled model": ROOT / "stagewise" / "models" / "tinytales"}
-            yield {"runs": runs, **told, "overhead": {name: overhead(model) for name, model in models.items()}}
+        models = {"GPT-2's sizes": model, "the bundled model": ROOT / "stagewise" / "models" / "tinytales"}
+        yield {"runs": runs, **told, "overhead": {name: overhead(model) for name, model in models.items()}}
 
 
 def overhead(model: Path) -> dict[str, float]:
@@ -210,34 +172,30 @@ def name_of(engine: str) -> str:
 
 
 def cells(run: dict) -> list[str]:
-    """A row of the table. A run without goodput has no cell for it."""
-    row = [run["rate"], name_of(run["engine"]), f"{run['request_throughput']:.2f}"]
-    row += [f"{run['request_goodput'] or 0:.2f}"] if "request_goodput" in run else []
+    """A row of the table."""
+    row = [
+        run["rate"],
+        name_of(run["engine"]),
+        f"{run['request_throughput']:.2f}",
+        f"{run['request_goodput'] or 0:.2f}",
+    ]
     row += [f"{run[f'{p}_{name}_ms']:,.0f} ms" for name in ("ttft", "itl") for p in ("p50", "p99")]
     return [*row, str(run.get("failed", 0))]
 
 
 def table(result: dict) -> str:
     """The table of a result, with a caption."""
-    tables = []
-    titles = {"vllm": "By vLLM's load generator, load in requests/s:", "guidellm": "By guidellm:"}
-    goodput = any("request_goodput" in run for run in result["runs"])
-    for generator, title in titles.items():
-        runs = [run for run in result["runs"] if run.get("generator", "vllm") == generator]
-        head = ["load", "server", "completed, requests/s", *["goodput"] * ("request_goodput" in (runs or [{}])[0])]
-        head += ["TTFT p50", "p99", "ITL p50", "p99", "failed"]
-        if runs:
-            tables.append(f"{title}\n\n{grid(head, map(cells, runs), left=(1,))}")
+    head = ["load, requests/s", "server", "completed, requests/s", "goodput"]
+    head += ["TTFT p50", "p99", "ITL p50", "p99", "failed"]
     at = result["machine"]
     caption = (
         f"{result['requests']} requests of {result['tokens']} tokens in and out at each load, at most "
         f"{result['max_num_seqs']} at once; GPT-2's sizes with random weights, float32; {at['device']}, "
         f"{at['cores']} cores, which the client shares. "
-        + (f"Goodput: first token within {result['ttft']} ms, {result['tpot']} ms a token. " if goodput else "")
-        + f"`{command(result)}`"
+        f"Goodput: first token within {result['ttft']} ms, {result['tpot']} ms a token. `{command(result)}`"
     )
     told = [overhead_in_words(result["overhead"])] if "overhead" in result else []
-    return "\n\n".join([*tables, caption, *told])
+    return "\n\n".join([grid(head, map(cells, result["runs"]), left=(1,)), caption, *told])
 
 
 def overhead_in_words(ways: dict[str, dict[str, float]]) -> str:
@@ -246,7 +204,7 @@ def overhead_in_words(ways: dict[str, dict[str, float]]) -> str:
 
 
 def plot(result: dict) -> plots.Picture:
-    return plots.latency_against_throughput([run for run in result["runs"] if run["generator"] == "vllm"])
+    return plots.latency_against_throughput(result["runs"])
 
 
 def numbers(text: str) -> list[str]:
@@ -256,7 +214,6 @@ def numbers(text: str) -> list[str]:
 OPTIONS = {
     "--engines": dict(type=numbers, default=list(ENGINES)),
     "--rates": dict(type=numbers, default=["0.5", "1", "2", "inf"], help="of vllm bench serve"),
-    "--streams": dict(type=numbers, default=["4", "16"], help="guidellm's requests at once"),
     "--requests": dict(type=int, default=40, help="at each rate (default: %(default)s)"),
     "--tokens": dict(type=int, default=64, help="in and out, each (default: %(default)s)"),
     "--max-num-seqs": dict(type=int, default=16, help="requests at once (default: %(default)s)"),

@@ -1,8 +1,8 @@
 """Environments for clients of the server, such as .clients/openai, because the clients' requirements conflict.
 
-    python -m tools.environments openai lm-eval guidellm
+    python -m tools.environments openai lm-eval
 
-What is installed in each is in tests/clients/NAME.txt, or in bench/NAME.txt. They also see the packages of the
+What is installed in each is in tests/clients/NAME.txt. They also see the packages of the
 environment that makes them, and so share its torch, which alone takes most of a gigabyte.
 """
 
@@ -13,7 +13,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = ROOT / ".clients"
-FOLDERS = (ROOT / "tests/clients", ROOT / "bench")
 
 
 def python_of(name: str) -> Path:
@@ -22,8 +21,8 @@ def python_of(name: str) -> Path:
 
 def make(name: str) -> None:
     """Make an environment, unless it exists with the same requirements."""
-    file = next((path for folder in FOLDERS if (path := folder / f"{name}.txt").is_file()), None)
-    if file is None:
+    file = ROOT / "tests/clients" / f"{name}.txt"
+    if not file.is_file():
         raise ValueError(f"there is no client {name!r}: tests/clients has no {name}.txt")
     requirements, done = file.read_text(encoding="utf-8"), ENVIRONMENTS / name / "installed"
     if done.exists() and done.read_text(encoding="utf-8") == requirements:
