@@ -372,10 +372,12 @@ class Peer:
         return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
     @property
-    def libraries(self) -> list[str]:
-        """Those of `preloaded` that are on this machine, in its environment or in the system."""
+    def preload(self) -> dict[str, str]:
+        """The environment variable that loads those of `preloaded` that are there, in its environment or in the
+        system."""
         folders = (ROOT / ".peers" / self.environment / "lib", *Path("/usr/lib").glob("*-linux-gnu"))
-        return [str(folder / name) for name in self.preloaded for folder in folders if (folder / name).exists()]
+        there = [str(folder / name) for name in self.preloaded for folder in folders if (folder / name).exists()]
+        return {"LD_PRELOAD": ":".join(there)} if there else {}
 
     def run(self, job: dict) -> dict:
         """Run a job: what bench/engines.py records of a peer."""

@@ -48,6 +48,7 @@ def vllm_server(model: Path, max_num_seqs: int) -> Iterator[str]:
     command += ["--dtype", "float32", "--max-num-seqs", str(max_num_seqs), "--disable-log-stats"]
     threads = os.cpu_count() or 1
     environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}"}
+    environment |= PEERS["vllm"].preload
     with tempfile.TemporaryFile("w+") as log:
         everything = {"cwd": ROOT, "env": os.environ | environment, "start_new_session": True}
         process = subprocess.Popen(command, stdout=log, stderr=log, **everything)

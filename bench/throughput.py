@@ -84,11 +84,10 @@ def run_in_fresh_process(job: dict, folder: Path) -> dict:
     job_file.write_text(json.dumps({**job, **here}))
     result_file.unlink(missing_ok=True)
     command = [str(peer.python) if peer else sys.executable, "-m", "bench.engines", str(job_file), str(result_file)]
-    preload = {"LD_PRELOAD": ":".join(peer.libraries)} if peer and peer.libraries else {}
     stdin, alive = os.pipe()  # closed when this process ends, even if it is killed: then the engine ends too
     try:
         process = subprocess.run(
-            command, cwd=ROOT, stdin=stdin, env=os.environ | preload,
+            command, cwd=ROOT, stdin=stdin, env=os.environ | (peer.preload if peer else {}),
             capture_output=True, text=True, errors="replace", check=False,
         )  # fmt: skip
     finally:
