@@ -531,17 +531,18 @@ def test_committed_results_are_of_these_workloads():
 def test_the_front_page_says_how_it_compares_with_vllm():
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     claim = re.search(
-        r"(\S+) to (\S+) times as many tokens\s+a second as vLLM \[in (\d+) comparisons on three CPUs", page
+        r"(\S+) to (\S+) times as many tokens\s+a second as vLLM \[in (\d+) comparisons on two CPUs", page
     )
     ratios, cpus = [], set()
     for path in RESULTS.glob("*/*.json"):
-        rows = json.loads(path.read_text()).get("summary", ())
-        speeds = {row["engine"]: row.get("tokens_per_second") for row in rows}
-        if {"stage06_fast", "vllm"} <= speeds.keys():
+        result = json.loads(path.read_text())
+        speeds = {row["engine"]: row.get("tokens_per_second") for row in result.get("summary", ())}
+        # Only where vLLM had the libraries that it runs best with.
+        if {"stage06_fast", "vllm"} <= speeds.keys() and "preloaded" in result["versions"]["vllm"].values():
             ratios.append(speeds["stage06_fast"] / speeds["vllm"])
             cpus.add(path.parent.name)
     assert (f"{min(ratios):.2f}", f"{max(ratios):.1f}", str(len(ratios))) == claim.groups()
-    assert cpus == {"avx512", "amx", "avx2"}
+    assert cpus == {"zen5", "amx"}
 
 
 def test_the_race_is_that_of_the_committed_result():
