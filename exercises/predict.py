@@ -115,6 +115,8 @@ def judged(said: float, came: float) -> str:
     if min(said, came) == 0 or math.isinf(came):
         return "too high" if said > came else "too low"
     factor, direction = (said / came, "high") if said > came else (came / said, "low")
+    if factor < 1.05:
+        return f"right, to within {math.ceil(100 * (factor - 1))}%"
     return f"too {direction} by a factor of {factor:.3g}"
 
 

@@ -208,7 +208,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
             with outcome, counted_from_one():
                 prompts, how, outputs = check(stage, args, files)
                 sampling, beam_width = how.sampling, how.beam_width
-                options = readable(stage, options_of(stage, args), (lambda _: None) if args.quiet else tell)
+                options = readable(options_of(stage, args), (lambda _: None) if args.quiet else tell)
                 engine = stage.AsyncLLM(**options) if args.interactive else None
                 llm = engine.llm if engine else stage.LLM(**options)
                 limit_threads(stage, llm)

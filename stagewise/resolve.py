@@ -15,23 +15,24 @@ from .vocabulary import TOKENIZER_FILES
 PROGRAMS = ("convert", "generation", "layout", "vocabulary")  # if they change, so may what they write
 
 
-def readable(stage: Stage, options: dict[str, Any], say: Callable[[str], None] = tell) -> dict[str, Any]:
+def readable(options: dict[str, Any], say: Callable[[str], None] = tell) -> dict[str, Any]:
     """An engine's options, in which each directory is one that a stage reads. Raises ValueError or OSError if one can't
     be converted. say: is told of each that is converted now."""
-    tokenizer, draft = options.get("tokenizer"), options.get("speculate")
+    stage, tokenizer, draft = STAGES[1], options.get("tokenizer"), options.get("speculate")
     is_dummy = options.get("load_format") == "dummy"
     tokenizer = None if tokenizer is None or is_dummy or stage.is_named(tokenizer) else Path(tokenizer)
-    model = readable_model(stage, options["model"], tokenizer, say)
+    model = readable_model(options["model"], tokenizer, say)
     changed = {"model": model, **({"tokenizer": None} if tokenizer else {})}
     if draft not in (None, "auto", "ngram", "off") and Path(draft).is_dir():
         has_own = any((Path(draft) / name).exists() for name in TOKENIZER_FILES)  # it is never used
         place = stage.place_of(model, options.get("load_format", "auto"))
-        changed["speculate"] = readable_model(stage, draft, None if has_own else place, say)
+        changed["speculate"] = readable_model(draft, None if has_own else place, say)
     return {**options, **changed}
 
 
-def readable_model(stage: Stage, model: str, tokenizer: Path | None = None, say: Callable[[str], None] = tell) -> str:
+def readable_model(model: str, tokenizer: Path | None = None, say: Callable[[str], None] = tell) -> str:
     """A model's name, or a directory that a stage reads, made of this model, maybe with another tokenizer."""
+    stage = STAGES[1]
     if tokenizer is None and stage.is_named(model):
         return model
     source = stage.place_of(model)

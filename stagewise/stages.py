@@ -301,6 +301,10 @@ def check_beams(stage: Stage, llm: Any, prompt: Any, max_tokens: int, beam_width
 # --- Watching an engine -----------------------------------------------------------------------------------------------
 
 
+def core_of(llm: Any) -> Any:
+    return llm.engine
+
+
 def watch_requests(llm: Any, made: Callable[[Any], None], added: Callable[[Any], None]) -> None:
     """Report each request: when it is made, in the caller's thread, and just before the engine gets it, between two
     steps. These are methods of an object that the engine does not keep alive."""

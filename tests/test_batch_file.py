@@ -333,9 +333,9 @@ def test_beams_that_outgrow_the_cache_are_one_lines_error(files):
     write_lines(source, *({"prompt": "Once", "sampling": {"max_tokens": most}} for most in (3, 300, 4)))
     status, _, stderr = ONE.main(*command, "--beam-width", "4", "--num-blocks", "24")
     assert status == 1, stderr
-    good, bad, other = read_results(output)
-    assert "line 2: " in bad["error"]
-    assert [len(one["outputs"]) for one in (good, other)] == [4, 4]
+    results = results_by_id(output)
+    assert "line 2: " in results["line-2"]["error"]
+    assert [len(results[name]["outputs"]) for name in ("line-1", "line-3")] == [4, 4]
 
 
 def test_a_line_is_written_whole(tmp_path):

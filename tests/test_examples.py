@@ -10,6 +10,7 @@ import pytest
 from stagewise.replay.story import tomllib
 from stagewise.trace_file import read_traces
 from tests.adapter import ROOT
+from tests.test_registry import NUMBERS
 from tools.replay_examples import EXAMPLES, FOLDER, main, make
 
 MOST_BYTES = 400_000
@@ -191,7 +192,9 @@ def test_who_waits_for_memory_waits_by_arithmetic():
         next(e for e in steps[0]["before"] if e["kind"] == "queued" and e["request_id"] == "1")["prompt_token_ids"]
     )
     chapter = " ".join((ROOT / "stage05_paged/README.md").read_text(encoding="utf-8").split())
-    assert f"B needs {needed} more blocks, and {free} are free. C, D and E need one each" in chapter
+    assert (
+        f"so it needs {NUMBERS[needed]} more, and at most {NUMBERS[free]} are free. C, D and E need one each" in chapter
+    )
     together = {block for row in steps[28]["rows"] for block in row["blocks"]}
     alone = [story[0]["num_blocks"] - len(step["rows"][0]["blocks"]) for step in steps[:24]]
     assert len(together) <= min(alone)  # C, D and E next to A, at any time

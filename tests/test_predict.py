@@ -89,6 +89,7 @@ def test_an_experiment_that_ends_early_keeps_the_prediction(one, error, status, 
     ("said", "came", "words"),
     [
         (3.0, 3.0, "exactly right"),
+        (20.5, 20.0, "right, to within 3%"),
         (30.0, 20.0, "too high by a factor of 1.5"),
         (20.0, 30.0, "too low by a factor of 1.5"),
         (0.0, 30.0, "too low"),

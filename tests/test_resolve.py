@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import functools
 import json
 import os
 import re
@@ -16,14 +15,11 @@ from transformers import GPT2Tokenizer
 
 from stagewise import convert, resolve
 from stagewise.layout import write_config
-from stagewise.stages import stage_of
+from stagewise.resolve import readable, readable_model
 from stagewise.strict_json import read_json
 from tests.adapter import ROOT, STAGES, TINYTALES
 
 FOUR, SEVEN = STAGES[3], STAGES[6]
-readable, readable_model = (
-    functools.partial(function, stage_of("stage03_kvcache")) for function in (resolve.readable, resolve.readable_model)
-)
 
 
 @pytest.fixture(scope="module", autouse=True)

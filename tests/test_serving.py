@@ -32,7 +32,7 @@ from stagewise.openai.chat import ChatTemplate, load_template, special_tokens
 from stagewise.openai.fields import COMPLETION, IDLE, SAMPLING
 from stagewise.openai.limits import Limits
 from stagewise.sampling import Sampling
-from stagewise.serving import events
+from stagewise.serving import responses
 from stagewise.serving.app import App
 from stagewise.serving.cli import main, server_parser
 from stagewise.serving.run import check, make_service
@@ -456,7 +456,7 @@ def test_the_engines_thread_makes_no_entry_of_a_prompt(tales, monkeypatch):
 def test_json_in_pieces_is_the_same_json():
     deep = {"c": [None, "é\u2028", {"d": [1.5] * 40}] * 20, "e": []}
     for content in ({"a": [*range(50)], "b": deep, "f": {}, "index": 0}, [1, math.nan, {"x": math.inf}], {}, "text"):
-        assert events.in_pieces(content) == events.to_json(content)
+        assert responses.in_pieces(content) == responses.to_json(content)
 
 
 def test_prompt_logprobs_and_token_ids(tales):
@@ -1361,7 +1361,7 @@ def test_a_port_that_is_not_available():
 
 def test_answers_are_strict_json():
     """A token that is impossible has a log-probability of minus infinity, which JSON has no form for."""
-    assert events.to_json({"top": [{"é": -float("inf")}], "n": 1.5}) == b'{"top": [{"\\u00e9": null}], "n": 1.5}'
+    assert responses.to_json({"top": [{"é": -float("inf")}], "n": 1.5}) == b'{"top": [{"\\u00e9": null}], "n": 1.5}'
 
 
 # --- The chapter ------------------------------------------------------------------------------------------------------

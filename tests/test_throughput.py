@@ -461,7 +461,7 @@ def test_an_engine_that_breaks_is_named(tmp_path, monkeypatch, script, says):
     """A shell script in place of a peer's Python."""
     (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "python").chmod(0o755)
-    monkeypatch.setattr(throughput, "PEERS", {"stand-in": SimpleNamespace(python=tmp_path / "python", libraries=[])})
+    monkeypatch.setattr(throughput, "PEERS", {"stand-in": SimpleNamespace(python=tmp_path / "python", preload={})})
     with pytest.raises(throughput.Failure, match=says) if says else contextlib.nullcontext():
         assert throughput.run_in_fresh_process(JOB, tmp_path) == {"seconds": 1}
 
@@ -470,7 +470,7 @@ def test_an_engine_that_breaks_is_named(tmp_path, monkeypatch, script, says):
 def test_a_peer_begins_with_its_libraries(tmp_path, monkeypatch):
     (tmp_path / "python").write_text("#!/bin/sh\nprintf '[\"%s\"]' $LD_PRELOAD > $4\n")
     (tmp_path / "python").chmod(0o755)
-    peer = SimpleNamespace(python=tmp_path / "python", libraries=["/nowhere/one.so", "/nowhere/two.so"])
+    peer = SimpleNamespace(python=tmp_path / "python", preload={"LD_PRELOAD": "/nowhere/one.so:/nowhere/two.so"})
     monkeypatch.setattr(throughput, "PEERS", {"stand-in": peer})
     assert throughput.run_in_fresh_process(JOB, tmp_path) == ["/nowhere/one.so:/nowhere/two.so"]
 

@@ -69,7 +69,7 @@ def complete_file(
     check_dataset(source)
     dataset = read_dataset(source)
     check_columns(dataset, how.columns)
-    setup = stage.setup(readable(stage, options), "cuda" if cluster.gpus else "cpu")
+    setup = stage.setup(readable(options), "cuda" if cluster.gpus else "cpu")
     reader = LineReader(stage, setup.config, how)
     lines = reader.read_lines(dataset)
     check_some(lines, source)

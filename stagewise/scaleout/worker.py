@@ -32,8 +32,7 @@ class Completer:
     def __init__(self, package: str, options: dict, how: How, per_machine: int, num_cpus: int, num_gpus: float):
         import torch
 
-        self.stage = stage_of(package)
-        options = readable(self.stage, options)
+        self.stage, options = stage_of(package), readable(options)
         torch.set_num_threads(num_cpus)
         if not num_gpus and options.get("num_blocks") is None and options["kv_cache_bytes"] is None:
             options = {**options, "kv_cache_bytes": cache_bytes(package, options, per_machine)}
@@ -79,5 +78,5 @@ def cache_bytes(package: str, options: dict, per_machine: int) -> int:
 def look_at_model(package: str, model: dict[str, str | None]) -> str:
     """The hash of this machine's files of this model. Raises ValueError or OSError if it has none."""
     stage = stage_of(package)
-    config: Any = stage.EngineConfig(**readable(stage, model))
+    config: Any = stage.EngineConfig(**readable(model))
     return hash_of_checkpoint(stage, stage.find_model(config.model, config.load_format), config)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..openai.fields import Fields, number
-from ..stages import unfinished_requests, watch_requests
+from ..stages import core_of, unfinished_requests, watch_requests
 from ..tracing import between_steps
 from .service import Service
 
@@ -30,7 +30,7 @@ class Levers:
     """
 
     def __init__(self, service: Service, made: Callable[[Any], None]):
-        self.service, self.llm, self.core = service, service.engine.llm, service.engine.llm.engine
+        self.service, self.llm, self.core = service, service.engine.llm, core_of(service.engine.llm)
         self._most_seqs, self._held = self.core.scheduler.max_num_seqs, HeldBack(0)
         watch_requests(self.llm, made, self._is_added)
 

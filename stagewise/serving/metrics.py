@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily as Counts
 from prometheus_client.core import GaugeMetricFamily as Gauge
 
 from ..openai.job import Job
-from ..stages import Stage, unfinished_requests
+from ..stages import Stage, core_of, unfinished_requests
 
 STEP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)  # buckets, in seconds
 REQUEST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -80,7 +80,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Gauge | Counts]:
         """The engine's values; the registry asks for them at a scrape."""
-        llm, core = self.engine.llm, self.engine.llm.engine
+        llm, core = self.engine.llm, core_of(self.engine.llm)
         running, stats = len(core.scheduler.running), llm.stats
         yield self._value(Gauge, "num_requests_running", "Completions in the batch.", running)
         waiting = max(0, self.num_unfinished - running)

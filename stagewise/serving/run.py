@@ -80,7 +80,7 @@ def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Serv
     """The service with the engine that the flags ask for."""
     template = load_template(args.chat_template, stage.tokenizer_files(args.model, args.load_format, args.tokenizer))
     defaults = generation_defaults(stage, args.model, args.load_format) if args.generation_config else {}
-    options = readable(stage, options_of(stage, args))
+    options = readable(options_of(stage, args))
     engine = stage.AsyncLLM(**options)
     limit_threads(stage, engine.llm)
     if template is not None:

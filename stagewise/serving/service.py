@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from ..openai.answers import Piece, Wording, around, choice_of, greeting, of_prompt, usage
 from ..openai.errors import RETRY, APIError, bad_request
 from ..openai.job import Job, Served, chat_job, completion_job, field_of, too_long
+from ..stages import core_of
 from .feed import Feed
 from .metrics import Meter, Metrics
 
@@ -198,7 +199,7 @@ class Service(Served):
 
     def _num_seats(self) -> int:
         """How many completions the engine may have at once. If a policy orders them, it has all."""
-        scheduler = self.engine.llm.engine.scheduler
+        scheduler = core_of(self.engine.llm).scheduler
         in_order = scheduler.policy == "fcfs"
         return min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens) if in_order else sys.maxsize
 
