@@ -12,7 +12,7 @@ processors.py     logits processors; structured_outputs.py: structured output, c
                   that can be killed; sampling.py: sampling parameters under vLLM's and OpenAI's names
 tracing.py        records what an engine does; trace_file.py: trace files; replay/: shows them
 serving/          the server; scaleout/: runs on Ray
-stages.py         the registry of the stages
+stages.py         the registry of the stages; garbage.py: nothing is collected until a model is loaded
 """
 
 from typing import TYPE_CHECKING, Any

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import __version__
+from .garbage import put_off
 
 COMMANDS = {
     "run": "complete prompts, or the lines of a file (--input, --output): stagewise run 'Once upon a time'",
@@ -21,6 +22,9 @@ def run(command: str, argv: list[str], prog: str) -> int:
     """Run a command; returns the exit status."""
     if command == "serve":
         from .serving.cli import main
+
+        with put_off():
+            return main(argv, prog)
     elif command == "replay":
         from .replay.cli import main
     elif command == "convert":
@@ -33,7 +37,8 @@ def run(command: str, argv: list[str], prog: str) -> int:
         from .cli import main as of_stage
         from .flags import pick_stage
 
-        return of_stage(pick_stage(argv), argv, prog, picks_stage=True)
+        with put_off():
+            return of_stage(pick_stage(argv), argv, prog, picks_stage=True)
     return main(argv, prog)
 
 
@@ -43,7 +48,8 @@ def run_stage(number: int) -> NoReturn:
         from .cli import main
         from .stages import STAGES
 
-        status = main(STAGES[number], sys.argv[1:], f"python -m stage{number:02}")
+        with put_off():
+            status = main(STAGES[number], sys.argv[1:], f"python -m stage{number:02}")
     except KeyboardInterrupt:  # while torch is being loaded, which takes a second
         status = 130
     sys.exit(status)

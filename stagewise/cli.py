@@ -16,6 +16,7 @@ from dataclasses import replace
 from io import FileIO
 from typing import Any
 
+from . import garbage
 from .batch_file import How, LineReader, check_some, failure, open_output, run_batch_file
 from .beams import completed_by_beams
 from .console import Progress, Wrapper, closing_line, wrapped
@@ -211,6 +212,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                 options = readable(options_of(stage, args), (lambda _: None) if args.quiet else tell)
                 engine = stage.AsyncLLM(**options) if args.interactive else None
                 llm = engine.llm if engine else stage.LLM(**options)
+                garbage.begin()
                 limit_threads(stage, llm)
                 count_limits(llm, limits)
                 trace = Trace(llm) if args.trace else None

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 
+from .. import garbage
 from ..exits import tell
 from ..flags import options_of
 from ..openai.chat import load_template
@@ -88,5 +89,6 @@ def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Serv
     if ends := end_tokens(engine.llm):
         with contextlib.suppress(ModuleNotFoundError):  # structured output is optional
             vocabulary(engine.llm.get_tokenizer(), ends)  # now: it would hold up others when the first form comes
+    garbage.begin()
     name = args.served_model_name or args.model
     return Service(stage, engine, name, limits, template, defaults, args.ignore_unknown_fields)
