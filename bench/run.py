@@ -10,8 +10,6 @@ A script defines what it measures and how that is shown:
 
 Timed figures are in a result under "rounds", at any depth: a list for each figure, with a number for each round. Tables
 show medians. If rounds differ by more than a tenth, other programs used the machine, and the runner says so.
-
-Only the standard library is imported here, since other engines' environments may have nothing else.
 """
 
 import argparse
@@ -25,6 +23,8 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from stagewise.exits import reason
 
 CLOSE = 0.1  # how far apart rounds may be
 FAR = 0.25  # how far apart those of a figure in a page may be
@@ -110,13 +110,6 @@ def command(result: dict) -> str:
     return re.sub(r" --(json|plot) \S+", "", result["command"])
 
 
-def why(error: Exception) -> str:
-    """An error's message, without the operating system's error number."""
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
-
-
 def script(
     measure: Callable[[argparse.Namespace], dict | Iterator[dict]],
     table: Callable[[dict], str],
@@ -158,7 +151,7 @@ def script(
         try:
             check_outputs(outputs, {})
         except (ValueError, OSError) as error:
-            print(f"{name}: {why(error)}", file=sys.stderr)
+            print(f"{name}: {reason(error)}", file=sys.stderr)
             return 2
         result, status = {}, 0
         try:
@@ -168,7 +161,7 @@ def script(
                 if args.json:  # what was measured is not lost, whatever happens next
                     write_result(args.json, result)
         except (ValueError, OSError, Failure, subprocess.SubprocessError) as error:
-            print(f"{name}: {why(error)}", file=sys.stderr)
+            print(f"{name}: {reason(error)}", file=sys.stderr)
             status = 2 if isinstance(error, ValueError | OSError) and not result else 1
         except KeyboardInterrupt:
             print(f"{name}: interrupted", file=sys.stderr)
@@ -184,7 +177,7 @@ def script(
                 if plot and args.plot and (picture := plot(result)):
                     picture.savefig(args.plot)
             except OSError as error:
-                print(f"{name}: {why(error)}", file=sys.stderr)
+                print(f"{name}: {reason(error)}", file=sys.stderr)
                 status = status or 1
             print(table(result))
             tell_spread(name, apart(figures(result)))

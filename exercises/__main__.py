@@ -12,10 +12,11 @@ python -m exercises grade FOLDER…   # for a class: check the answers in these 
 """
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from stagewise.exits import reason
 
@@ -122,16 +123,19 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m exercises", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=("list", "check", "hint", "reveal", *OWN), nargs="?", default="list")
+    actions = ("list", "check", "hint", "reveal", *OWN)
+    parser.add_argument("action", nargs="?", default="list", help=", ".join(actions))
     parser.add_argument("numbers", nargs="*", metavar="N.M")
     args = parser.parse_args(argv)
+    if args.action not in actions:
+        parser.error(f"there is no command {args.action!r}; {meant(args.action, actions)}")
     if args.action == "list" and args.numbers:
         parser.error("list takes no exercise: it shows all of them")
     if args.action != "list" and not args.numbers:
         parser.error(f"which one? For example: {args.action} {next(iter(exercises()))}")
     others = ("all", *CAPSTONES) if args.action == "check" else ()
     if unknown := [number for number in args.numbers if number not in (*exercises(), *others)]:
-        parser.error(f"there is no exercise {unknown[0]!r}; `python -m exercises` lists them")
+        parser.error(f"there is no exercise {unknown[0]!r}; {meant(unknown[0], exercises())}")
     if args.action in ("hint", "reveal") and len(args.numbers) > 1:
         parser.error(f"{args.action} takes one exercise")
     if args.action == "list":
@@ -139,6 +143,12 @@ def main(argv: list[str] | None = None) -> int:
     if args.action == "check":
         return guarded(lambda: check(args.numbers))
     return guarded(lambda: {"hint": hint, "reveal": reveal}[args.action](args.numbers[0]))
+
+
+def meant(given: str, names: Iterable[str]) -> str:
+    """What was probably meant; else, where the names are."""
+    close = difflib.get_close_matches(given, names, n=1)
+    return f"is {close[0]} meant?" if close else "`python -m exercises` lists what there is"
 
 
 def guarded(command: Callable[[], int]) -> int:

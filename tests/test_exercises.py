@@ -205,7 +205,9 @@ def test_bad_commands_are_named(run):
         (["check", "9.9"], "there is no exercise '9.9'"),
         (["hint", "1.1", "1.2"], "takes one exercise"),
         (["reveal", "all"], "there is no exercise 'all'"),
-        (["solve"], "invalid choice"),
+        (["solve"], "there is no command 'solve'; `python -m exercises` lists what there is"),
+        (["chek", "2.3"], "there is no command 'chek'; is check meant?"),
+        (["check", "2.33"], "there is no exercise '2.33'; is 2.3 meant?"),
         (["grade", "none"], "none is not a folder"),
         (["grade", ".", "--only", "9.9"], "invalid choice: '9.9'"),
     ):
