@@ -37,7 +37,7 @@ TOKENS = 128
 COUNTS = (1, 4, 32)
 BRIEF = (
     ("tales", "stage 6"), ("tales", "prompt lookup"), ("tales", "draft model"), ("list", "prompt lookup"),
-    ("list", "draft model, 8"),
+    ("list", "draft model"), ("list", "draft model, 8"),
 )  # fmt: skip
 FIXED = (1, 2, 4, 8, 16)
 OPENINGS = (
