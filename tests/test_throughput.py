@@ -249,7 +249,7 @@ def measure(babble, tmp_path, monkeypatch):
 @pytest.mark.soak
 def test_the_benchmark(measure, requests_file, tmp_path, monkeypatch):
     """All stages and a peer through one workload; a peer that is not there and one that breaks are named."""
-    here = SimpleNamespace(python=Path(sys.executable), environment="here", int8=False)
+    here = SimpleNamespace(python=Path(sys.executable), environment="here", int8=False, preload={})
     peers = {"hf": here, "vllm": here, "openvino": SimpleNamespace(python=Path("nowhere"), environment="openvino")}
     monkeypatch.setattr(throughput, "PEERS", peers)
     more = ["--repeat", "1", "--peers", "hf,vllm,openvino", "--plot", tmp_path / "picture.png"]
