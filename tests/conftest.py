@@ -51,6 +51,20 @@ def batched_stage(request):
     return request.param
 
 
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Next to a busy program an engine takes fewer threads: torch's sums differ then, and threads wait for others."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def pytest_addoption(parser):
     parser.addoption("--engine", type=Path, help="a directory whose engine is tested in the place of a stage")
     parser.addoption("--as-stage", type=int, metavar="N", help="the number of that stage")

@@ -9,11 +9,6 @@ from stagewise.serving.feed import Feed
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 class Calls:
     """Completions that hold a seat until the test ends them. At the end nothing is left of them."""
 

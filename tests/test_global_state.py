@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.adapter import ROOT, STAGES, Stage, random_prompts
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FACTORIES = {
     *("arange", "as_tensor", "asarray", "empty", "empty_permuted", "empty_strided", "eye", "from_file", "full"),
     *("linspace", "logspace", "normal", "ones", "rand", "randint", "randn", "randperm", "range", "scalar_tensor"),
@@ -62,15 +64,6 @@ STATES = {
     "no grad": torch.no_grad,
     "inference": torch.inference_mode,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Next to a busy program an engine takes fewer threads, and with another number of threads torch's sums differ."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,11 +19,6 @@ from tests.test_serving import SERVING, ask, ask_async, error_of, held_while, li
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """Look often, because a small model's steps are short."""

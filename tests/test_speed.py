@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from bench import workloads
 from tests.adapter import STAGES, write_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZES = dict(n_layer=4, n_head=4, n_embd=256, n_positions=256, vocab_size=1003)
 SMALL = dict(n_layer=2, n_head=2, n_embd=128, n_positions=256, vocab_size=1003)
@@ -22,15 +23,6 @@ WIDE = 3  # turns before a pair is judged, and at most this many times as many, 
 def models(tmp_path_factory):
     """Random checkpoints: one whose steps compute something, and one with short steps."""
     return [write_checkpoint(tmp_path_factory.mktemp("speed"), **sizes) for sizes in (SIZES, SMALL)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads that wait for each other on a busy machine would be measured, not the stages."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 Run = Callable[[], None]
