@@ -3,11 +3,11 @@
 Plain Python: the scheduler knows requests and counts, but no tensors. It owns the waiting and the running
 requests, and asks the block manager for their memory; the engine tells it what arrived and what ended.
 
-Memory is overcommitted: a request is admitted when there are blocks for the tokens that it has, not for those that it
-may get. If the blocks run out, the running request with the last rank (the policy's highest number, then the latest
-arrival) is preempted: it loses its blocks, keeps its rank in the queue, and is computed again when it is back. The one
-with the first rank is never preempted for lack of memory. So it finishes, and then the next one is first: progress is
-guaranteed.
+Memory is overcommitted: a request is admitted when there are blocks for the tokens that it has now, although it may
+need more later. If the blocks run out, the running request with the last rank (the policy's highest number, then the
+latest arrival) is preempted: it loses its blocks, keeps its rank in the queue, and is computed again when it is back.
+The one with the first rank is never preempted for lack of memory. So it finishes, and then the next one is first:
+progress is guaranteed.
 """
 
 import bisect

@@ -203,6 +203,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
     if args.ray:
         from .scaleout.cli import run
 
+        garbage.begin()  # the engines are in other processes
         return run(stage, args, prog)
     with one_interrupt(), contextlib.ExitStack() as files:
         try:

@@ -42,7 +42,7 @@ def reason(error: BaseException) -> str:
 
 
 def is_of_memory(error: BaseException | None) -> bool:
-    """Whether torch could not get memory: on a CPU it raises no error of a kind of its own."""
+    """Whether torch ran out of memory. On a CPU it has no exception class for that."""
     return isinstance(error, RuntimeError) and ("allocate memory" in str(error) or "out of memory" in str(error))
 
 

@@ -1,7 +1,7 @@
 """Garbage collection, which a command puts off until its model is loaded.
 
-Importing torch makes a million objects that stay. To look through them takes a tenth of a second, and Python would do
-so two or three times before the first token.
+Importing torch makes more than a hundred thousand objects that stay. To look through them takes a tenth of a second,
+and Python would do so again and again before the first token.
 """
 
 import contextlib

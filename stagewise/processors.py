@@ -17,7 +17,7 @@ from .stages import llm_of
 from .structured_outputs import Form, Structured
 
 if TYPE_CHECKING:  # else imported where it is used: the command line's flags need no torch
-    from torch import Tensor
+    from torch import Tensor, device
 
 MAX_BIAS = 100.0  # OpenAI's limit
 
@@ -38,12 +38,27 @@ def structured(llm: Any, *, seconds: float = SECONDS, **form: Any) -> Structured
     return Structured(llm, Form.of(form), seconds)
 
 
+class OnDevices:
+    """A tensor of these values, copied once to each device that uses it."""
+
+    def __init__(self, values: list[Any], dtype: str):
+        self.values, self.dtype = values, dtype
+        self._copies: dict[device, Tensor] = {}
+
+    def on(self, device: "device") -> "Tensor":
+        import torch
+
+        if device not in self._copies:
+            self._copies[device] = torch.tensor(self.values, dtype=getattr(torch, self.dtype), device=device)
+        return self._copies[device]
+
+
 class TokenIds:
     """Token ids; `name` is the parameter's, for errors."""
 
     def __init__(self, name: str, token_ids: Iterable[Any]):
         self.name, self.token_ids = name, [whole_number(name, i) for i in token_ids]
-        self.largest = max(self.token_ids, default=-1)
+        self.largest, self._tensor = max(self.token_ids, default=-1), OnDevices(self.token_ids, "int64")
 
     def check(self, vocab_size: int) -> None:
         """Raise ValueError for a token that the model does not have."""
@@ -52,10 +67,8 @@ class TokenIds:
 
     def on(self, logits: "Tensor") -> "Tensor":
         """The ids, on the logits' device. [vocab_size] -> [n]"""
-        import torch
-
         self.check(len(logits))
-        return torch.tensor(self.token_ids, dtype=torch.int64, device=logits.device)
+        return self._tensor.on(logits.device)
 
 
 class LogitBias:
@@ -67,9 +80,10 @@ class LogitBias:
         ids = (int(i) if isinstance(i, str) and i.isdecimal() and len(i) < 20 else i for i in bias)
         self.ids = TokenIds("logit_bias token", ids)
         self.values = [number("logit_bias", value, -MAX_BIAS, MAX_BIAS) for value in bias.values()]
+        self._added = OnDevices(self.values, "float32")
 
     def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: "Tensor") -> "Tensor":
-        return logits.index_add_(0, self.ids.on(logits), logits.new_tensor(self.values))
+        return logits.index_add_(0, self.ids.on(logits), self._added.on(logits.device).to(logits.dtype))
 
 
 class AllowedTokenIds:

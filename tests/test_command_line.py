@@ -2,6 +2,7 @@
 2 that names the thing."""
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -22,6 +23,7 @@ from bench import report
 from exercises import __main__ as exercises
 from stagewise import __main__ as command
 from stagewise import cli, exits
+from stagewise.garbage import put_off
 from stagewise.results import as_dict
 from stagewise.stages import EXACT
 from stagewise.stages import STAGES as DESCRIBED
@@ -618,3 +620,14 @@ finally:
 """
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.stdout == "[(True, True)] True\n", ended.stderr
+
+
+def test_who_has_no_model_of_its_own_collects_too(tmp_path, monkeypatch):
+    """The driver of a cluster, which may run for hours."""
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}')
+    driver = SimpleNamespace(run=lambda *_: 7 if gc.isenabled() else 8)
+    monkeypatch.setitem(sys.modules, "stagewise.scaleout.cli", driver)
+    argv = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl"), "--ray", "auto"]
+    with put_off():
+        assert cli.main(DESCRIBED[5], argv, "x") == 7
+    gc.unfreeze()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
+import gc
 import http.client
 import itertools
 import json
@@ -27,6 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from transformers import GPT2Tokenizer
 
 from stagewise import structured_outputs
+from stagewise.garbage import put_off
 from stagewise.openai.answers import Token
 from stagewise.openai.chat import ChatTemplate, load_template, special_tokens
 from stagewise.openai.fields import COMPLETION, IDLE, SAMPLING
@@ -1328,7 +1330,10 @@ def test_what_forms_need_is_made_at_the_start(small_checkpoint):
     """It takes long, and no other thread runs meanwhile."""
     parser = server_parser(Stage(5), "serving")
     args = parser.parse_args(["--model", str(small_checkpoint), "--device", "cpu"])
-    service = make_service(Stage(5), args, Limits())
+    with put_off():
+        service = make_service(Stage(5), args, Limits())
+        assert gc.isenabled()  # from now on
+    gc.unfreeze()
     with service.engine:
         assert structured_outputs._vocabularies[service.tokenizer]
 
