@@ -20,7 +20,7 @@ class Request:
         prompt_token_ids: the prompt's tokens, at least one.
         params: how to sample and when to stop.
         seed: the key of every draw for this request.
-        max_length: the most tokens that prompt and output may have together.
+        max_model_len: the most tokens that prompt and output may have together.
         tokenizer: turns tokens into text.
         eos_token_ids: the model's end tokens.
 
@@ -40,13 +40,13 @@ class Request:
         prompt_token_ids: list[int],
         params: SamplingParams,
         seed: int,
-        max_length: int,
+        max_model_len: int,
         tokenizer: Tokenizer,
         eos_token_ids: tuple[int, ...],
     ):
         self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
-        self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
+        self.max_tokens = min(params.max_tokens, max_model_len - len(prompt_token_ids))
         self.arrival_time = time.perf_counter()
         self.streamed = 0, 0
         self.output_token_ids: list[int] = []

@@ -12,17 +12,12 @@ from .scheduler import Row
 
 @dataclass(frozen=True)
 class Batch:
-    """The tokens of all requests of a step one after another, without padding.
-
-    Rows of a single token (nearly all are decodes) come first. The others are runs of tokens: a prompt, a piece of
-    one, or a sequence that is computed again.
+    """The tokens of all requests of a step one after another, without padding: a prompt or a piece of one, the single
+    token of a decode, or a sequence that is computed again.
 
     Attributes:
         token_ids, positions, slots: [num_tokens], each token with its position in its sequence and its request's slot.
-        num_single: how many rows have a single token.
-        num_slots, n_seq: the part of the cache that these single tokens read: slots below `num_slots`, `n_seq` tokens
-            each.
-        runs: for each other row, (start and end of its tokens in the step, its slot, its n_seq).
+        spans: for each row, (start and end of its tokens in the step, its slot, its n_seq).
         logits_indices: [n_logits], the tokens whose logits are needed.
         rows: the requests, each with the number of its tokens that the step computes.
         ready: the requests that get a token in this step.
@@ -33,10 +28,7 @@ class Batch:
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
-    num_single: int
-    num_slots: int
-    n_seq: int
-    runs: list[tuple[int, int, int, int]]
+    spans: list[tuple[int, int, int, int]]
     logits_indices: Tensor
     rows: list[Row]
     ready: list[Request]
@@ -45,15 +37,11 @@ class Batch:
 
     @classmethod
     def of(cls, rows: list[Row], device: torch.device) -> "Batch":
-        rows = [row for row in rows if row.num_tokens == 1] + [row for row in rows if row.num_tokens > 1]
-        token_ids, positions, slots, singles, runs, logits_indices, ready = [], [], [], [], [], [], []
+        token_ids, positions, slots, spans, logits_indices, ready = [], [], [], [], [], []
         sample_indices, score_slices = [], []
         for request, num_tokens, is_ready in rows:
             start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
-            if num_tokens == 1:
-                singles.append((request.slot, end))
-            else:
-                runs.append((len(token_ids), len(token_ids) + num_tokens, request.slot, end))
+            spans.append((len(token_ids), len(token_ids) + num_tokens, request.slot, end))
             if to_score := request.to_score(num_tokens):
                 score_slices.append((request, slice(len(logits_indices), len(logits_indices) + len(to_score))))
                 logits_indices += [len(token_ids) + position - start for position in to_score]
@@ -69,10 +57,7 @@ class Batch:
             token_ids=tensor(token_ids),
             positions=tensor(positions),
             slots=tensor(slots),
-            num_single=len(singles),
-            num_slots=max((slot + 1 for slot, _ in singles), default=0),
-            n_seq=max((end for _, end in singles), default=0),
-            runs=runs,
+            spans=spans,
             logits_indices=tensor(logits_indices),
             rows=rows,
             ready=ready,

@@ -6,7 +6,6 @@
 from dataclasses import dataclass
 
 from .support.options import DTYPES, Options, integer, one_of, option, text, valid_device
-from .support.sampling_params import check_boolean
 
 POLICIES = ("fcfs", "priority", "shortest")
 
@@ -39,12 +38,7 @@ class EngineConfig(Options):
         one_of(*POLICIES),
         "which request joins first: fcfs, priority (the lowest first), or shortest (prompt, with aging)",
     )
-    enable_chunked_prefill: bool = option(
-        True,
-        check_boolean,
-        "cut a prompt that does not fit into a step",
-        name="--no-chunked-prefill",
-        help="prefill every prompt in a single step, however long that takes",
+    kv_cache_bytes: int | None = option(
+        None, integer(1), "the most memory for the slots of the KV cache (default: half of the free memory)"
     )
-    kv_cache_bytes: int | None = option(None, integer(1), "memory for the KV cache (default: half of the free memory)")
     seed: int = option(0, integer(0, 2**64 - 1), "seeds the requests that have no seed of their own")

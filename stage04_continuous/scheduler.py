@@ -5,7 +5,6 @@ running requests and the slots of the KV cache; the engine tells it what arrived
 """
 
 import bisect
-import heapq
 import itertools
 import time
 from collections.abc import Callable
@@ -33,15 +32,14 @@ class Scheduler:
         max_num_batched_tokens: the most tokens that go through the model in a step.
         policy: which request is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then
             arrival) or "shortest" (the shortest prompt first, with aging).
-        enable_chunked_prefill: split a prompt that does not fit into the rest of a step; else it waits until it fits.
 
     Attributes:
-        budget: how many more tokens the step that is being scheduled has room for; see `Request.cost`.
+        budget: how many more tokens the step that is being scheduled has room for.
     """
 
-    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, policy: str, enable_chunked_prefill: bool):
+    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, policy: str):
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
+        self.policy = policy
         self.num_steps, self._arrivals = 0, itertools.count()
         self.emit: Callable[..., None] = lambda *_, **__: None  # a trace puts its own function here
         self.clear()
@@ -50,7 +48,7 @@ class Scheduler:
         """Drop all requests, and free all slots."""
         self.waiting: list[Request] = []  # in the order of their ranks
         self.running: list[Request] = []  # in order of admission
-        self.free_slots = list(range(self.max_num_seqs))  # a heap: the lowest slot is taken first
+        self.free_slots = list(reversed(range(self.max_num_seqs)))  # the last one is taken first
 
     def add(self, request: Request) -> None:
         if request.rank is None:  # else it comes back, with its old rank
@@ -77,21 +75,17 @@ class Scheduler:
         return rows
 
     def _take(self, request: Request) -> Row:
-        """A request's new tokens; if they cost more than the budget, the fewest that use it up. Always at least one."""
-        num_tokens = request.num_new_tokens
-        if self.enable_chunked_prefill:
-            num_tokens = 1 + bisect.bisect_left(range(1, num_tokens), self.budget, key=request.cost)
-        self.budget -= request.cost(num_tokens)
+        """A request's new tokens, or as many as the budget has room for: at least one."""
+        num_tokens = min(request.num_new_tokens, self.budget)
+        self.budget -= num_tokens
         return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
 
     def _can_admit(self, request: Request) -> bool:
         """Whether there are a slot and tokens for a request."""
-        if not self.free_slots or self.budget <= 0:
-            return False
-        return self.enable_chunked_prefill or request.num_new_tokens <= self.budget
+        return bool(self.free_slots) and self.budget > 0
 
     def _admit(self, request: Request) -> None:
-        request.slot = heapq.heappop(self.free_slots)
+        request.slot = self.free_slots.pop()
         if request.first_scheduled_time is None:
             request.first_scheduled_time = time.perf_counter()
         self.running.append(request)
@@ -101,7 +95,7 @@ class Scheduler:
         """Remove a request that ended or was aborted; its slot is free at once. Removing it twice does no harm."""
         if request in self.running:
             self.running.remove(request)
-            heapq.heappush(self.free_slots, request.slot)
+            self.free_slots.append(request.slot)
         elif request in self.waiting:
             self.waiting.remove(request)
 

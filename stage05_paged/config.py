@@ -33,19 +33,12 @@ class EngineConfig(Options):
     max_model_len: int | None = option(
         None, integer(2), "longest prompt and output together, in tokens (default: the model's context)"
     )
-    max_num_seqs: int = option(8, integer(1), "requests that run at once")
+    max_num_seqs: int = option(64, integer(1), "requests that run at once")
     max_num_batched_tokens: int = option(512, integer(1), "tokens in a step; a longer prompt is prefilled in several")
     policy: str = option(
         "fcfs",
         one_of(*POLICIES),
         "which request joins first: fcfs, priority (the lowest first), or shortest (prompt, with aging)",
-    )
-    enable_chunked_prefill: bool = option(
-        True,
-        check_boolean,
-        "cut a prompt that does not fit into a step",
-        name="--no-chunked-prefill",
-        help="prefill every prompt in a single step, however long that takes",
     )
     block_size: int = option(16, integer(1, 1024), "tokens in a block")
     num_blocks: int | None = option(

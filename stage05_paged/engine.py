@@ -29,11 +29,6 @@ class Engine:
         self.config, self.checkpoint, self.stats = config, Checkpoint(config), Stats()
         self.model_config, self.tokenizer = ModelConfig(**self.checkpoint.sizes), self.checkpoint.tokenizer
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
-        if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
-            raise ValueError(
-                f"without chunked prefill max_num_batched_tokens must be at least max_model_len {self.max_model_len}, "
-                f"got {config.max_num_batched_tokens}"
-            )
         self.runner = Runner(config, self.model_config, self.checkpoint, self.max_model_len)
         self.block_manager = BlockManager(self.runner.num_blocks, config.block_size, config.enable_prefix_caching)
         self.scheduler = Scheduler(
@@ -41,7 +36,6 @@ class Engine:
             config.max_num_seqs,
             config.max_num_batched_tokens,
             config.policy,
-            config.enable_chunked_prefill,
             config.watermark,
         )
 

@@ -119,15 +119,17 @@ class EngineLoop(Worker):
             self.__dict__.pop("engine", None)  # the last reference, perhaps: free it here, where it was made
 
     def _run_once(self) -> bool:
-        """Commands, then a step. An error ends all requests, and the engine goes on. False: the loop is closed."""
+        """Commands, then a step. An error ends the requests of the step, and the others start over. False: the loop is
+        closed."""
         try:
             if not self._run_commands():
                 return False
             self._step()
         except BaseException as error:
             self.has_failed = False
-            self.engine.restart([])
-            self._fail(list(self.callbacks), error)
+            running = self.engine.scheduler.running
+            self._fail([request for request in self.callbacks if request in running] or list(self.callbacks), error)
+            self._start_over()
         return True
 
     def _run_commands(self) -> bool:
@@ -151,11 +153,16 @@ class EngineLoop(Worker):
             if self.has_failed:
                 raise
             self.has_failed = True
-            self.engine.restart(list(self.callbacks))
-            updated = [request for request in self.callbacks if request.finished]  # by the step that failed
+            self._start_over()
+            return
         if updated:
             self.has_failed = False
         self._notify(updated)
+
+    def _start_over(self) -> None:
+        """After a step that failed. What it finished stays finished."""
+        self.engine.restart(list(self.callbacks))
+        self._notify([request for request in self.callbacks if request.finished])
 
     def _add(self, requests: Sequence[Request], callback: Callback) -> None:
         try:

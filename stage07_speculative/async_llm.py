@@ -50,7 +50,7 @@ class AsyncLLM:
         num_unfinished = len(requests)
 
         def callback(updated: list[Request], error: BaseException | None) -> None:
-            event_loop.call_soon_threadsafe(updates.put_nowait, error or [StreamEvent.take(c, 0) for c in updated])
+            event_loop.call_soon_threadsafe(updates.put_nowait, error or [StreamEvent.take(r, 0) for r in updated])
 
         try:
             self.llm.loop.submit(requests, callback)

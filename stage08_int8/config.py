@@ -88,13 +88,6 @@ class EngineConfig(Options):
         one_of(*POLICIES),
         "which request joins first: fcfs, priority (the lowest first), or shortest (prompt, with aging)",
     )
-    enable_chunked_prefill: bool = option(
-        True,
-        check_boolean,
-        "cut a prompt that does not fit into a step",
-        name="--no-chunked-prefill",
-        help="prefill every prompt in a single step, however long that takes",
-    )
     block_size: int = option(16, integer(1, 1024), "tokens in a block")
     num_blocks: int | None = option(
         None,

@@ -5,7 +5,7 @@ from .request import Request
 AGING = 16  # under "shortest": how many prompt tokens a step of waiting is worth
 
 
-def policy_rank(policy: str, request: Request, num_steps: int) -> float:
+def policy_rank(policy: str, request: Request, num_steps: int) -> int:
     """The number that a policy gives a request. Equal numbers are admitted in the order of arrival.
 
     "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All waiting requests age

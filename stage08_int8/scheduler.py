@@ -41,12 +41,10 @@ class Scheduler:
         max_num_batched_tokens: the most tokens that go through the model in a step.
         policy: which request is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then
             arrival) or "shortest" (the shortest prompt first, with aging).
-        enable_chunked_prefill: split a prompt that does not fit into the rest of a step; else it waits until it fits,
-            counting what it will find in the cache, too.
         watermark: the share of the blocks that an admission leaves free, so that running requests can grow.
 
     Attributes:
-        budget: how many more tokens the step that is being scheduled has room for; see `Request.cost`.
+        budget: how many more tokens the step that is being scheduled has room for.
     """
 
     def __init__(
@@ -55,12 +53,11 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         policy: str,
-        enable_chunked_prefill: bool,
         watermark: float,
     ):
         self.block_manager, self.watermark_blocks = block_manager, int(watermark * block_manager.num_blocks)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
+        self.policy = policy
         self.num_steps, self._arrivals = 0, itertools.count()
         self.emit: Callable[..., None] = lambda *_, **__: None  # a trace puts its own function here
         self.clear()
@@ -100,11 +97,9 @@ class Scheduler:
         return rows
 
     def _take(self, request: Request) -> Row:
-        """A request's new tokens; if they cost more than the budget, the fewest that use it up. Always at least one."""
-        start, num_tokens = request.num_computed_tokens, request.num_new_tokens
-        if self.enable_chunked_prefill:
-            num_tokens = 1 + bisect.bisect_left(range(1, num_tokens), self.budget, key=request.cost)
-        self.budget -= request.cost(num_tokens)
+        """A request's new tokens, or as many as the budget has room for: at least one."""
+        start, num_tokens = request.num_computed_tokens, min(request.num_new_tokens, self.budget)
+        self.budget -= num_tokens
         # Others find the blocks that this row fills: even the next request of this very step.
         self.block_manager.cache_full_blocks(request, start, start + num_tokens)
         return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
@@ -113,8 +108,6 @@ class Scheduler:
         """Whether there are tokens and blocks for a request. If others run, it leaves them some to grow into: the
         watermark."""
         if len(self.running) >= self.max_num_seqs or self.budget <= 0:
-            return False
-        if not self.enable_chunked_prefill and request.num_new_tokens > self.budget:
             return False
         reserve = self.watermark_blocks if self.running else 0
         return self.block_manager.num_blocks_to_allocate(request) + reserve <= self.block_manager.num_free

@@ -57,8 +57,6 @@ Event: {"kind": …, "request_id": …, "index": …, …}
     refused         it is next in the queue and could not be admitted to this step: reason, one of
                       "running"   no more requests may run at once: most
                       "budget"    the step has no tokens left
-                      "whole"     its whole prompt does not fit into what the step has left (chunked prefill is off):
-                                  needed, left
                       "blocks"    needed, free, reserve: blocks
                       "preempted" a request was preempted just now: memory is short
     preempted       it waits again, without its memory
@@ -93,7 +91,7 @@ VERSION = 4
 PHASES = ("prefill", "decode")
 PARTS = ("schedule", "draft", "build", "forward", "sample", "commit")
 MEMORY = ("kv_tokens_reserved", "kv_tokens_used", "num_blocks_shared", "num_blocks_saved")
-REASONS = ("running", "budget", "whole", "blocks", "preempted")  # of "refused"
+REASONS = ("running", "budget", "blocks", "preempted")  # of "refused"
 
 # The fields by name, and what each may be.
 NULL, TIME = type(None), (int, float)

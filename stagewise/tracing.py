@@ -464,15 +464,13 @@ def sharing(manager: Any) -> tuple[int, int]:
 
 def why_refused(scheduler: Any, was_preempted: bool) -> dict:
     """Why the first in the queue was not admitted to the step that was just scheduled."""
-    head, left = scheduler.waiting[0], scheduler.budget
+    head = scheduler.waiting[0]
     if was_preempted:
         return {"reason": "preempted"}
     if len(scheduler.running) >= scheduler.max_num_seqs:
         return {"reason": "running", "most": scheduler.max_num_seqs}
-    if left <= 0:
+    if scheduler.budget <= 0:
         return {"reason": "budget"}
-    if not scheduler.enable_chunked_prefill and head.num_new_tokens > left:
-        return {"reason": "whole", "needed": head.num_new_tokens, "left": left}
     manager = scheduler.block_manager
     reserve = scheduler.watermark_blocks if scheduler.running else 0
     needed = manager.num_blocks_to_allocate(head)

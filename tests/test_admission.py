@@ -35,11 +35,9 @@ def make_request(number: int, prompt: list[int], max_tokens: int) -> Request:
 class Run:
     """A scheduler, and what it did: which requests were admitted in which step, and which were preempted."""
 
-    def __init__(
-        self, num_blocks, policy="fcfs", at_once=64, caching=False, budget=10_000, watermark=0.0, chunked=True
-    ):
+    def __init__(self, num_blocks, policy="fcfs", at_once=64, caching=False, budget=10_000, watermark=0.0):
         manager = BlockManager(num_blocks, SIZE, caching)
-        self.scheduler = Scheduler(manager, at_once, budget, policy, chunked, watermark)
+        self.scheduler = Scheduler(manager, at_once, budget, policy, watermark)
         self.admitted, self.preempted, self.step, self.number = {}, [], 0, 0
         self.live = []
 

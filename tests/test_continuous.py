@@ -49,21 +49,20 @@ def check(llm):
 
 
 @pytest.mark.parametrize(
-    ("policy", "budget", "chunked"),
+    ("policy", "budget"),
     [
-        *(("fcfs", budget, True) for budget in (1, 2, 7, 64, 512)),
-        ("fcfs", 64, False),
-        ("priority", 7, True),
-        ("priority", 64, False),
-        ("shortest", 1, True),
-        ("shortest", 64, True),
+        *(("fcfs", budget) for budget in (1, 2, 7, 64, 512)),
+        ("priority", 7),
+        ("priority", 64),
+        ("shortest", 1),
+        ("shortest", 64),
     ],
 )
-def test_arrivals_and_aborts_at_random_steps(stage, small_checkpoint, answers, policy, budget, chunked):
+def test_arrivals_and_aborts_at_random_steps(stage, small_checkpoint, answers, policy, budget):
     """With any policy, budget and company: requests that finish say what they say alone, and all end exactly once."""
     prompts, params = workload(stage, 24)
     rng = random.Random(f"{policy} {budget}")
-    options = dict(max_num_seqs=4, max_num_batched_tokens=budget, policy=policy, enable_chunked_prefill=chunked)
+    options = dict(max_num_seqs=4, max_num_batched_tokens=budget, policy=policy)
     llm = traced(stage.stepper(small_checkpoint, **options))
     arriving, finished, aborted = list(range(24)), {}, set()
     while arriving or llm.has_unfinished_requests():
@@ -136,19 +135,6 @@ def test_a_long_prompt_is_cut_and_decodes_go_on(stage, small_checkpoint):
     assert max(sum(n for _, n in step.values()) for step in steps) == 8
 
 
-def test_without_chunks_a_prompt_waits_until_it_fits_whole(stage, small_checkpoint):
-    prompts = random_prompts(211, [3, 40])
-    arguments = dict(max_num_batched_tokens=48, enable_chunked_prefill=False)
-    _, steps = run_steps(stage, small_checkpoint, prompts, [10, 2], **arguments)
-    assert steps[0] == {"0": ("prefill", 3), "1": ("prefill", 40)}
-    prompts = random_prompts(211, [20, 40])
-    _, steps = run_steps(stage, small_checkpoint, prompts, [3, 2], **arguments)
-    assert steps[0] == {"0": ("prefill", 20)}
-    assert steps[1] == {"0": ("decode", 1), "1": ("prefill", 40)}
-    with pytest.raises(ValueError, match="without chunked prefill max_num_batched_tokens must be at least"):
-        stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=47, enable_chunked_prefill=False)
-
-
 class FakeRequest:
     """What the scheduler reads of a request."""
 
@@ -192,7 +178,7 @@ def test_policies(stage):
 @pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
 @pytest.mark.parametrize("damage", ["none", "held twice", "also free", "lost", "more than tokens"])
 def test_the_integrity_check_can_fail(stage, damage):
-    scheduler = stage.part("scheduler").Scheduler(3, 5, "fcfs", True)
+    scheduler = stage.part("scheduler").Scheduler(3, 5, "fcfs")
     for _ in range(2):
         scheduler.add(FakeRequest(3))
     scheduler.schedule()
@@ -213,7 +199,7 @@ def test_the_integrity_check_can_fail(stage, damage):
 
 @pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
 def test_who_comes_back_has_the_same_place(stage):
-    scheduler, requests = stage.part("scheduler").Scheduler(1, 8, "fcfs", True), [FakeRequest(n) for n in (3, 4, 5)]
+    scheduler, requests = stage.part("scheduler").Scheduler(1, 8, "fcfs"), [FakeRequest(n) for n in (3, 4, 5)]
     for request in requests:
         scheduler.add(request)
     scheduler.clear()
@@ -224,7 +210,7 @@ def test_who_comes_back_has_the_same_place(stage):
 
 @pytest.mark.covers("scheduler.py")
 def test_a_whole_prompt_takes_the_last_tokens_of_a_step(stage, small_checkpoint):
-    llm = stage.stepper(small_checkpoint, max_num_batched_tokens=48, enable_chunked_prefill=False)
+    llm = stage.stepper(small_checkpoint, max_num_batched_tokens=48)
     for name, length in (("a", 40), ("b", 8), ("c", 1)):
         llm.add_request(name, [1] * length, stage.SamplingParams(max_tokens=3, ignore_eos=True))
     llm.step()
@@ -233,21 +219,28 @@ def test_a_whole_prompt_takes_the_last_tokens_of_a_step(stage, small_checkpoint)
 
 @pytest.mark.covers("batch.py")
 @pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
-def test_single_tokens_come_first_in_a_batch(stage):
+def test_a_batch_is_flat(stage):
     rows = []
     for slot, num_tokens, num_computed in ((2, 9, 0), (0, 5, 4), (3, 4, 1), (1, 8, 7)):
         request = stage.make_request(stage.SamplingParams(), range(num_tokens))
         request.slot, request.num_computed_tokens = slot, num_computed
         rows.append(stage.part("scheduler").Row(request, num_tokens - num_computed, True))
     batch = stage.part("batch").Batch.of(rows, torch.device("cpu"))
-    assert batch.rows == [rows[1], rows[3], rows[0], rows[2]]
-    assert (batch.num_single, batch.num_slots, batch.n_seq) == (2, 2, 8)
-    assert batch.runs == [(2, 11, 2, 9), (11, 14, 3, 4)]
-    assert batch.token_ids.tolist() == batch.positions.tolist() == [4, 7, *range(9), 1, 2, 3]
-    assert batch.slots.tolist() == [0, 1, *[2] * 9, *[3] * 3]
-    assert batch.logits_indices.tolist() == [0, 1, 10, 13]
-    empty = stage.part("batch").Batch.of(rows[:1], torch.device("cpu"))
-    assert (empty.num_single, empty.num_slots, empty.n_seq) == (0, 0, 0)
+    assert batch.rows == rows
+    assert batch.spans == [(0, 9, 2, 9), (9, 10, 0, 5), (10, 13, 3, 4), (13, 14, 1, 8)]
+    assert batch.token_ids.tolist() == batch.positions.tolist() == [*range(9), 4, 1, 2, 3, 7]
+    assert batch.slots.tolist() == [*[2] * 9, 0, *[3] * 3, 1]
+    assert batch.logits_indices.tolist() == [8, 9, 12, 13]
+
+
+@pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
+def test_what_a_slot_held_before_is_not_read(stage, small_checkpoint):
+    """Not even next to a longer sequence: it may be NaN, if the request before overflowed."""
+    prompts, params = [[1, 2, 3], [4] * 30], stage.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    llm.engine.runner.cache.data.fill_(float("nan"))
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
 
 
 def test_a_prompt_that_leaves_room_for_one_token(stage, small_checkpoint):

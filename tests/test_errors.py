@@ -302,6 +302,30 @@ def test_a_second_failing_step_ends_only_those_that_were_in_it(stage, small_chec
 
 @pytest.mark.covers("engine_loop.py")
 @pytest.mark.parametrize("stage", SERVING, ids=str)
+def test_who_waits_while_steps_fail_is_served(stage, small_checkpoint):
+    """With a single place, a request that fails every step of its own leaves it to the next one."""
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=1)
+    params = stage.SamplingParams(temperature=0, max_tokens=9)
+    expected, forward, late = llm.generate([[4, 5]], params), llm.engine.runner.forward, []
+    other = threading.Thread(target=lambda: late.extend(llm.generate([[4, 5]], params)))
+
+    def forward_that_fails(batch):
+        if not other.ident:
+            other.start()
+            wait_until(lambda: not llm.loop.commands.empty())
+        if any(row.request.prompt_token_ids == [1, 2, 3] for row in batch.rows):
+            raise RuntimeError("no memory left")
+        return forward(batch)
+
+    llm.engine.runner.forward = forward_that_fails
+    with pytest.raises(RuntimeError, match="no memory left"):
+        llm.generate([[1, 2, 3]], params)
+    other.join(60)
+    assert [output.outputs[0].token_ids for output in late] == [expected[0].outputs[0].token_ids]
+
+
+@pytest.mark.covers("engine_loop.py")
+@pytest.mark.parametrize("stage", SERVING, ids=str)
 def test_a_request_that_comes_after_the_end_is_told(stage, small_checkpoint):
     """Also if the engine ends between its caller's look and its command; the others get what they asked for."""
     llm, params = stage.LLM(small_checkpoint, device="cpu"), stage.SamplingParams(max_tokens=3, ignore_eos=True)

@@ -268,9 +268,9 @@ DEFAULTS = {  # where a stage brings or changes them
     1: dict(max_model_len=None, seed=0),
     2: dict(max_num_seqs=8, sort_by_length=True),
     3: dict(kv_cache_bytes=None),
-    4: dict(max_num_batched_tokens=512, enable_chunked_prefill=True),
-    5: dict(block_size=16, num_blocks=None, enable_prefix_caching=True, watermark=0.01),
-    6: dict(max_num_seqs=64, disable=()),
+    4: dict(max_num_batched_tokens=512),
+    5: dict(max_num_seqs=64, block_size=16, num_blocks=None, enable_prefix_caching=True, watermark=0.01),
+    6: dict(disable=()),
     7: dict(num_drafts="auto"),
     8: dict(weights="auto"),
 }

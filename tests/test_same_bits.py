@@ -138,7 +138,6 @@ def random_engine(stage, checkpoint, sizes, dtype, generator):
         num_blocks=longest + generator.randint(0, longest // 4),
         max_num_seqs=generator.choice([1, 3, 8]),
         max_num_batched_tokens=budget,
-        enable_chunked_prefill=budget < sizes["n_positions"] or generator.random() < 0.5,
         enable_prefix_caching=generator.random() < 0.7,
         policy=generator.choice(["fcfs", "priority", "shortest"]),
         disable=generator.choice([[], ["prefill"], ["pages"]]),

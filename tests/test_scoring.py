@@ -251,28 +251,13 @@ def rows_of_each_step(llm, monkeypatch):
     return steps
 
 
-def test_a_scored_token_counts_as_several_in_the_budget(stage, small_checkpoint, reference, monkeypatch):
-    """A prompt of 40 tokens, and a plain one of 17 that gets what is left of the budget; the context of a continuation
-    is not scored."""
-    scored = stage.part("scoring").SCORED
-    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=3 * scored)
+def test_a_scored_prompt_is_cut_like_any_other(stage, small_checkpoint, reference, monkeypatch):
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=24)
     steps = rows_of_each_step(llm, monkeypatch)
     params = [stage.SamplingParams(max_tokens=0, prompt_logprobs=1), stage.SamplingParams(max_tokens=1)]
     output, _ = llm.generate([PROMPTS[3], PROMPTS[2]], params, priority=[0, 0])
     check(output, reference, 1)
-    # 39 of 40 tokens are scored, three in a step, and nobody else is admitted before the last of them.
-    assert steps == [[3]] * 13 + [[1, 17]]
-    steps.clear()
-    llm.score([PROMPTS[3][:2]], [PROMPTS[3][2:]])
-    assert steps[0] == [1 + 3]  # the context's last token scores the first after it
-    assert max(steps[1:]) == [3]
-
-
-def test_a_scored_prompt_that_may_not_be_cut(stage, small_checkpoint, reference):
-    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=48, enable_chunked_prefill=False)
-    for output in llm.generate(PROMPTS, stage.SamplingParams(max_tokens=1, prompt_logprobs=1)):
-        check(output, reference, 1)
-    assert llm.stats.num_forwards == 3  # 1, 2 and 17 tokens, of which 17 are scored; then 40; then 5
+    assert steps == [[24], [16, 8], [9]]
 
 
 def test_the_command_line():

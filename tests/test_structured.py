@@ -177,7 +177,7 @@ def test_every_stage_gives_the_same(engines):
     "options",
     [
         dict(num_blocks=9, watermark=0.0),  # preempts
-        dict(max_num_batched_tokens=16, enable_chunked_prefill=True),
+        dict(max_num_batched_tokens=16),
         dict(enable_prefix_caching=True),
         dict(enable_prefix_caching=False, max_num_seqs=1),
     ],

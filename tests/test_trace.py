@@ -280,8 +280,6 @@ def test_why_the_head_of_the_queue_waits(stage, small_checkpoint):
     assert reason() is None
     assert reason(max_num_seqs=1) == {"request_id": "1", "reason": "running", "most": 1}
     assert reason(max_num_batched_tokens=8) == {"request_id": "1", "reason": "budget"}
-    whole = dict(enable_chunked_prefill=False, max_num_batched_tokens=12, max_model_len=12)
-    assert reason(**whole) == {"request_id": "1", "reason": "whole", "needed": 8, "left": 4}
     if stage.number > 4:
         pool = dict(block_size=4, num_blocks=4, watermark=0.25)
         assert reason(**pool) == {"request_id": "1", "reason": "blocks", "needed": 2, "free": 2, "reserve": 1}

@@ -88,20 +88,20 @@ class Stage(stages.Stage):
             prompt_token_ids=list(prompt_token_ids),
             params=params,
             seed=seed,
-            max_length=10**9,
+            max_model_len=10**9,
             tokenizer=self.tokenizer(),
             eos_token_ids=tuple(eos_token_ids),
         )
         request.output_token_ids.extend(output_token_ids)
         return request
 
-    def make_scheduler(self, max_num_seqs, budget, policy="fcfs", chunked=True, num_blocks=100, caching=False):
+    def make_scheduler(self, max_num_seqs, budget, policy="fcfs", num_blocks=100, caching=False):
         """From stage 5 on with a pool of blocks of 4, and no watermark."""
         Scheduler = self.part("scheduler").Scheduler
         if self.number < 5:
-            return Scheduler(max_num_seqs, budget, policy, chunked)
+            return Scheduler(max_num_seqs, budget, policy)
         manager = self.part("block_manager").BlockManager(num_blocks, 4, caching)
-        return Scheduler(manager, max_num_seqs, budget, policy, chunked, watermark=0)
+        return Scheduler(manager, max_num_seqs, budget, policy, watermark=0)
 
     @functools.cache  # noqa: B019 (as above)
     def tokenizer(self, directory: Path = TINYTALES):

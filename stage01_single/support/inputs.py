@@ -58,7 +58,7 @@ class InputProcessor:
             prompt_token_ids=token_ids,
             params=params,
             seed=derive_seed(self.engine.config.seed, number) if params.seed is None else params.seed,
-            max_length=self.engine.max_model_len,
+            max_model_len=self.engine.max_model_len,
             tokenizer=self.engine.tokenizer,
             eos_token_ids=self.engine.model_config.eos_token_ids,
         )

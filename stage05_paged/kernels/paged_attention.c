@@ -112,7 +112,7 @@ static void attend_plainly(const Cache *c, const int64_t *table, int64_t head, c
 #endif
 #define TILES 4     /* tiles in a chunk */
 #define CHUNK (TILES * LANES)
-#define DIM 64      /* the head_dim of every GPT-2 */
+#define DIM 64      /* the head_dim of OpenAI's GPT-2s */
 #define VECS (DIM / LANES)
 #define INLINE static inline __attribute__((always_inline))
 

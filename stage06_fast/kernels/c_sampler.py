@@ -95,7 +95,8 @@ class CSampler:
         start = 0
         for request, rows in scored:
             end = start + rows.stop - rows.start
-            request.prompt_logprobs.extend(ids[start:end], logprobs[start:end], ranks[start:end])
+            width = 1 + request.params.prompt_logprobs
+            request.prompt_logprobs.extend(*(column[start:end, :width] for column in (ids, logprobs, ranks)))
             start = end
 
     def _room(self, vocab_size: int, threads: int) -> int:

@@ -84,7 +84,7 @@ class Worker:
                 item = answers.get(timeout=POLL)
             except queue.Empty:
                 if not alive:  # it was dead before we looked into the queue, so nothing more will come
-                    raise self.closed() from None
+                    raise self.closed() from self.failure
                 continue
             if isinstance(item, BaseException):
                 raise item

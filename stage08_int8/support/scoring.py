@@ -14,9 +14,6 @@ from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 
 SCORING = SamplingParams(max_tokens=0, prompt_logprobs=0)  # nothing is generated
-# A prompt token that is scored counts as this many of a step's budget, because that takes a row of logits and a look at
-# the whole vocabulary. Measured with tinytales: as much as 8 tokens.
-SCORED = 8
 
 
 class Pair(NamedTuple):
@@ -74,10 +71,10 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
         self.logprobs, self.num_scored = np.empty(shape, np.float64), 0
 
     def extend(self, *columns: Tensor) -> None:
-        """Add the next tokens: ids, log-probabilities and ranks, each [n, 1 + count]; further columns are ignored."""
+        """Add the next tokens: ids, log-probabilities and ranks, each [n, 1 + count]."""
         end = self.num_scored + len(columns[0])
         for array, column in zip((self.token_ids, self.logprobs, self.ranks), columns, strict=True):
-            array[self.num_scored : end] = column[:, : array.shape[1]].numpy()
+            array[self.num_scored : end] = column.numpy()
         self.num_scored = end
 
     def has_nan(self) -> bool:

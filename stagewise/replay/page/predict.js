@@ -157,7 +157,6 @@ const ASK = {
 const REFUSALS = {
   running: "It waits: no more requests may run at once",
   budget: "It waits: the step has no tokens left",
-  whole: "It waits: its prompt does not fit whole",
   blocks: "It waits: too few blocks are free",
   preempted: "It waits: another request has just been preempted",
 };

@@ -136,7 +136,6 @@ const REFUSED = {
       ? `${count(most, "request")} ${are(most)} running already (max_num_seqs)`
       : `there is room for ${count(most, "request")} only`,
   budget: () => "the step has no tokens left (max_num_batched_tokens)",
-  whole: ({ needed, left }) => `its prompt needs ${count(needed, "token")} in one step, and ${left} ${are(left)} left`,
   blocks({ needed, free, reserve }) {
     const kept = reserve ? `, ${reserve} ${are(reserve)} kept in reserve for running requests` : "";
     return `it needs ${count(needed, "block")}, and at its turn ${free} ${are(free)} free${kept}`;
