@@ -127,9 +127,9 @@ class EngineLoop(Worker):
             self._step()
         except BaseException as error:
             self.has_failed = False
-            running = self.engine.scheduler.running
-            self._fail([request for request in self.callbacks if request in running] or list(self.callbacks), error)
-            self._start_over()
+            failed = set(self.engine.scheduler.running) & self.callbacks.keys() or set(self.callbacks)
+            self._start_over([request for request in self.callbacks if request not in failed])
+            self._fail(failed, error)
         return True
 
     def _run_commands(self) -> bool:
@@ -153,16 +153,16 @@ class EngineLoop(Worker):
             if self.has_failed:
                 raise
             self.has_failed = True
-            self._start_over()
+            self._start_over(list(self.callbacks))
             return
         if updated:
             self.has_failed = False
         self._notify(updated)
 
-    def _start_over(self) -> None:
-        """After a step that failed. What it finished stays finished."""
-        self.engine.restart(list(self.callbacks))
-        self._notify([request for request in self.callbacks if request.finished])
+    def _start_over(self, requests: list[Request]) -> None:
+        """With these requests only, after a step that failed. What it finished stays finished."""
+        self.engine.restart(requests)
+        self._notify([request for request in requests if request.finished])
 
     def _add(self, requests: Sequence[Request], callback: Callback) -> None:
         try:
@@ -208,7 +208,7 @@ class EngineLoop(Worker):
                 if request.finished:  # forget it only now: an error before this line still finds its callback
                     self.callbacks.pop(request, None)
 
-    def _fail(self, requests: list[Request], error: BaseException) -> None:
+    def _fail(self, requests: Iterable[Request], error: BaseException) -> None:
         """Give the callers of these requests the error, and forget them."""
         for callback in dict.fromkeys([self.callbacks[request] for request in requests]):
             with contextlib.suppress(Exception):
