@@ -4,6 +4,7 @@ The cache is a pool of blocks, each with room for `block_size` tokens in every l
 request has which blocks; the cache only sees slots. Slot s is offset s % block_size in block s // block_size.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -41,8 +42,13 @@ class KVCache:
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """Write a layer's keys and values of new tokens to their slots.
 
+        A value that is not finite becomes zeros with a NaN key. So whoever reads it gets NaN; and for earlier tokens,
+        whose weight for it is zero, it counts nothing, where zero times NaN would be NaN.
+
         slot_mapping: [num_tokens], a slot each; k, v: [num_tokens, n_head, head_dim]
         """
+        broken = ~v.isfinite().all(dim=-1, keepdim=True)  # [num_tokens, n_head, 1]
+        k, v = k.masked_fill(broken, math.nan), v.masked_fill(broken, 0)
         blocks, offsets = slot_mapping // self.block_size, slot_mapping % self.block_size
         self.keys[layer][blocks, :, :, offsets] = k
         self.values[layer][blocks, :, offsets] = v

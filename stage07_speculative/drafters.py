@@ -119,6 +119,8 @@ class DraftModel:
         self.runner = Runner(own_config, sizes, checkpoint, self.max_model_len)
         self.draft_cost = self.runner.time_steps((1,))[1]
         self._numbers = range(self.runner.num_blocks // self.blocks_per_slot)
+        if not self._numbers:
+            raise ValueError(f"speculate: there is no memory for the cache of one sequence of {config.speculate!r}")
         self._slots: weakref.WeakKeyDictionary[Request, DraftSlot] = weakref.WeakKeyDictionary()
 
     def draft(self, counts: dict[Request, int]) -> dict[Request, list[int]]:

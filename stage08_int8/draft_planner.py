@@ -103,7 +103,7 @@ class DraftPlanner:
         tried = self.overall.num_tried >= FEW_TRIES
         if not request or tried or not self.can_pay(GOOD_RATE, len(max_drafts), num_tokens):
             return {}
-        return {request: min(max_drafts[request], NUM_PROBES)}
+        return {request: min(max_drafts[request], NUM_PROBES, MAX_TOKENS - num_tokens)}
 
     def can_pay(self, rate: float, num_requests: int, num_tokens: int) -> bool:
         """Whether some number of draft tokens would pay if each were accepted at this rate, independently of others.

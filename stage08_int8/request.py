@@ -102,11 +102,11 @@ class Request:
 
     def guessed(self, draft: list[int]) -> "Request":
         """A copy with these tokens added, for a sampler to read. Logits processors are left out: they are called only
-        for outputs that exist."""
+        for outputs that exist. Nobody reads log-probabilities of guesses."""
         other = copy.copy(self)
         other.output_token_ids = self.output_token_ids + draft
-        if self.params.logits_processors:
-            other.params = dataclasses.replace(self.params, logits_processors=())
+        if self.params.logits_processors or self.params.logprobs is not None:
+            other.params = dataclasses.replace(self.params, logits_processors=(), logprobs=None)
         return other
 
     @property

@@ -99,6 +99,7 @@ class Line:
         is_openai: it is a request of OpenAI's batch interface.
         openai: once checked, (what serves it, its Job).
         is_checked: against the model.
+        has_seed: whether its seed is given, rather than derived from its number.
     """
 
     number: int
@@ -114,6 +115,7 @@ class Line:
     is_openai: bool = False
     openai: Any = None
     is_checked: bool = False
+    has_seed: bool = True
 
     @property
     def answer_id(self) -> str:
@@ -273,7 +275,6 @@ class LineReader:
                 return line
             self.unused |= self._like_sampling & values.keys()
             line.fields = self._carried(values) | ({"score": True} if self.columns.is_scored else {})
-            values = {name: value for name, value in values.items() if value is not None}
             values, more = self._by_usual_names(values)
             line.fields |= more
             self._read_job(line, values)
@@ -296,7 +297,8 @@ class LineReader:
                 line.params = line.sampling.params_for(self.llm)
                 line.prompts = [line.sampling.prompt(self.llm, prompt) for prompt in line.prompts]
             # From the line's number, not the engine's count of requests, which restarts at 0 in a resumed run.
-            if line.params.seed is None:
+            line.has_seed = line.params.seed is not None
+            if not line.has_seed:
                 line.params = replace(line.params, seed=self.stage.derive_seed(self.config.seed, line.number))
             for prompt in line.prompts:
                 with cut_hint() if line.sampling is not None else contextlib.nullcontext():
@@ -372,12 +374,14 @@ class LineReader:
         return {names[name]: value for name, value in values.items()}
 
     def _by_usual_names(self, values: dict) -> tuple[dict, dict]:
-        """The line with its prompt, a chat's too, under the usual name, and with the fields that flags add."""
+        """The line without nulls, with its prompt, a chat's too, under the usual name, and with the fields that flags
+        add."""
         columns, row = self.columns, values
+        values = {name: value for name, value in row.items() if value is not None}
         if columns.template is not None or columns.prompt != "prompt":
             prompt = columns.prompt_of(row)
             name = "prompt_token_ids" if isinstance(prompt, list) and not are_objects(prompt) else "prompt"
-            values = {k: v for k, v in row.items() if k not in ("prompt", "prompt_token_ids")} | {name: prompt}
+            values = {k: v for k, v in values.items() if k not in ("prompt", "prompt_token_ids")} | {name: prompt}
         prompt: Any = values.get("prompt")
         if columns.score is not None and are_objects(prompt):
             raise ValueError("--score is for texts, and the prompt is a chat")
@@ -585,7 +589,7 @@ def completed(stage: Stage, jobs: list[Job], llm: Any, beam_width: int | None) -
     as_completed = completed_by_beams(llm, beam_width) if beam_width else llm.as_completed
     owners = [(number, i) for number, (_, line) in enumerate(jobs) for i in range(len(line.prompts))]
     columns = [[line.prompts[i] for _, line in jobs for i in range(len(line.prompts))]]
-    columns.append([jobs[number][1].params for number, _ in owners])
+    columns.append([params_of(stage, jobs[number][1], i) for number, i in owners])
     if stage.has_priority:
         columns.append([jobs[number][1].priority for number, _ in owners])
     there: dict[int, dict[int, Any]] = defaultdict(dict)
@@ -595,7 +599,15 @@ def completed(stage: Stage, jobs: list[Job], llm: Any, beam_width: int | None) -
         place, line = jobs[number]
         if len(there[number]) == len(line.prompts):
             result = result_of(stage, line, [output for _, output in sorted(there.pop(number).items())])
+            line.sampling = line.params = line.openai = None  # a form is large
             yield place, to_json(result).encode(), is_error(result)
+
+
+def params_of(stage: Stage, line: Line, prompt: int) -> Any:
+    """The parameters of one of a line's prompts. Without a seed of the line's, each of several draws by itself."""
+    if not prompt or line.has_seed or line.is_scored:
+        return line.params
+    return replace(line.params, seed=stage.derive_seed(line.params.seed, prompt))
 
 
 def result_of(stage: Stage, line: Line, outputs: list) -> dict:

@@ -24,6 +24,7 @@ Generate = Callable[[str], AsyncIterator[Any]]
 SIGN = "> "
 HELP = "Type a prompt and press Enter. Ctrl-C stops a completion; Ctrl-D, exit or quit ends."
 MAX_HISTORY = 1000  # prompts kept for later runs
+LINES_AT_ONCE = 1000  # read from a pipe before the first of them is printed
 
 
 def converse(generate: Generate) -> float:
@@ -62,6 +63,7 @@ def put(text: str) -> None:
 async def from_pipe(generate: Generate) -> float:
     """Each line is completed as soon as it is read, and printed after those before it."""
     loop, completions = asyncio.get_running_loop(), asyncio.Queue()
+    room = threading.Semaphore(LINES_AT_ONCE)
     num_open, since, seconds = 0, 0.0, 0.0
 
     async def answer(prompt: str) -> str:
@@ -75,15 +77,16 @@ async def from_pipe(generate: Generate) -> float:
         return "".join(pieces)
 
     def ask(line: str) -> None:
-        if line.strip():
-            completions.put_nowait(loop.create_task(answer(line)))
+        completions.put_nowait(loop.create_task(answer(line)))
 
     def read_lines() -> None:
         """In a thread, because waiting for a line can't be cancelled."""
         error = None
         try:
             for line in sys.stdin.buffer:  # bytes: text that can't be decoded must not end the reading
-                loop.call_soon_threadsafe(ask, line.decode("utf-8", errors="replace").rstrip("\r\n"))
+                if line.strip():
+                    room.acquire()
+                    loop.call_soon_threadsafe(ask, line.decode("utf-8", errors="replace").rstrip("\r\n"))
         except Exception as problem:  # told after what was read before it
             error = problem
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -92,6 +95,7 @@ async def from_pipe(generate: Generate) -> float:
     threading.Thread(target=read_lines, name="stdin", daemon=True).start()
     while isinstance(answered := await completions.get(), asyncio.Task):
         put(f"{await answered}\n\n")
+        room.release()
     if answered is not None:
         raise OSError(f"stdin can't be read: {reason(answered)}")
     return seconds

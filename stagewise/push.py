@@ -77,7 +77,7 @@ def sampling_values(results: list[dict], defaults: dict) -> list[tuple[str, str]
     """Each sampling parameter with the lines' values; a line's own value overrides the command line's. Errors and
     scored lines had none, and answers in OpenAI's format don't include them."""
     lines = [
-        defaults | result.get("sampling", {})
+        defaults | {name: value for name, value in (result.get("sampling") or {}).items() if value is not None}
         for result in results
         if result.get("error") is None and result.get("score") is not True and {"text", "outputs"} & result.keys()
     ]

@@ -133,8 +133,8 @@ class Sampling:
             return token_ids
         if most > max_model_len:
             raise ValueError(f"truncate_prompt_tokens {most} is over max_model_len {max_model_len}")
-        if most == -1:
-            most = max_model_len - min(self.params.max_tokens, max_model_len - 1)
+        if most == -1:  # room for the output; if the context is too small for any such output, for one token
+            most = max_model_len - (self.params.max_tokens if self.params.max_tokens < max_model_len else 1)
         return token_ids[-most:]
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,12 +149,14 @@ class Sampling:
 
 
 def mapped(fields: dict[str, Any], min_temperature: float) -> dict[str, Any]:
-    """vLLM's values in a stage's terms: a seed of -1 is no seed, and a temperature over 0 is at least the minimum."""
+    """Clients' values in a stage's terms: a seed of -1 is no seed, another negative one is taken modulo 2^64, and a
+    temperature over 0 is at least the minimum."""
     fields, temperature = dict(fields), fields.get("temperature")
     if isinstance(temperature, int | float) and 0 < temperature < min_temperature:
         fields["temperature"] = min_temperature
-    if fields.get("seed") == -1:
-        fields["seed"] = None
+    seed = fields.get("seed")
+    if type(seed) is int and -(2**63) <= seed < 0:
+        fields["seed"] = None if seed == -1 else seed % 2**64
     return fields
 
 

@@ -73,7 +73,7 @@ def score_line(result: Any, field: str | None) -> dict:
     if not isinstance(result, dict):
         raise ValueError(f"a result is a JSON object, got {type(result).__name__}")
     scores: dict[str, Any] = {"id": result.get("id")}
-    if "error" in result:  # it may not even have a reference, if the input line could not be read
+    if result.get("error") is not None:  # it may not even have a reference, if the input line could not be read
         names = ("exact_match", "contains", "f1")
         if result.get("score") is True:
             names = ("accuracy", "accuracy_norm") if "choices" in result else ()
@@ -87,7 +87,9 @@ def score_line(result: Any, field: str | None) -> dict:
         correct = {} if expected is None else score_choices(result, expected)
         return {**scores, **correct, **likelihood(result)}
     if "text" not in result:
-        raise ValueError("it has no text; for a run with n > 1, choose one of the outputs first")
+        raise ValueError(
+            "it has no text: of several outputs, or of an answer of OpenAI's, choose one text first"
+        )
     if not isinstance(result["text"], str):
         raise ValueError(f"text must be a string, got {result['text']!r:.80}")
     if result.get("finish_reason") == "length":

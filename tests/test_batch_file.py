@@ -94,6 +94,18 @@ def files(tmp_path):
     return source, output, ["--input", source, "--output", output, *QUICK]
 
 
+def test_a_null_field_in_a_template_is_empty(files):
+    source, output, command = files
+    write_lines(source, {"ask": "Once upon", "more": None, "temperature": None}, {"ask": "Once", "more": "upon"})
+    assert ONE.main(*command, "--temperature", 0, "--prompt-template", "{ask} {more}")[0] == 0
+    assert [result.get("error") for result in read_results(output)] == [None, None]
+
+
+def test_null_parameters_on_a_card_are_the_defaults():
+    results = [{"text": "a", "sampling": None}, {"text": "b", "sampling": {"top_k": None}}]
+    assert push.sampling_values(results, {"top_k": 3}) == [("top_k", "`3`")]
+
+
 # --- Lines and their results ----------------------------------------------------------------------------------------
 
 
@@ -373,7 +385,8 @@ def test_wrong_paths_are_refused_before_the_work(tmp_path):
         for place in (tmp_path, tmp_path / "fifo", "/dev/zero", "/dev/null"):
             says = f"{place} is not a regular file"
             cases.append((["--input", place, "--output", new], f"--input {says}"))
-            cases.append(([*batch, place, "--resume"], f"--output {says}"))
+            into = f"--output {tmp_path}/in.jsonl is the input file"
+            cases.append(([*batch, place, "--resume"], into if place == tmp_path else f"--output {says}"))
             cases.append(([*batch, new, "--trace", place], f"--trace {says}"))
         os.link(source, tmp_path / "hard")
         for link, to in (("to-in", source), ("to-out", output), ("to-new", new)):

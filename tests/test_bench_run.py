@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 
 from bench import run
 from tests.adapter import outcome, refusal
+from tools.sync_stages import ROOT
 
 
 def test_rounds_go_forwards_and_backwards_after_one_that_does_not_count():
@@ -136,3 +138,10 @@ def test_outputs_may_be_there_already(tmp_path):
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
         run.check_outputs({"--json": tmp_path / "pipe"}, {})
+
+
+@pytest.mark.parametrize("patch", sorted(ROOT.glob("bench/candidates/*.patch")), ids=lambda patch: patch.stem)
+def test_a_candidate_still_applies(patch):
+    done = subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not done.stderr
+    assert f"| `{patch.stem}` |" in (ROOT / "bench/README.md").read_text(encoding="utf-8")

@@ -245,7 +245,7 @@ def test_a_dict_is_no_prompt(stage):
 
 @pytest.mark.parametrize(
     ("most", "max_tokens", "kept"),
-    [(5, 3, 5), (39, 3, 39), (-1, 3, 37), (-1, 1000, 1), (-1, 39, 1), (-1, 1, 39), (-1, 0, 40)],
+    [(5, 3, 5), (39, 3, 39), (-1, 3, 37), (-1, 1000, 39), (-1, 39, 1), (-1, 1, 39), (-1, 0, 40)],
 )
 def test_truncated_prompts(most, max_tokens, kept):
     llm = STAGES[4].engine(max_model_len=40)

@@ -1,12 +1,13 @@
 """A flag that is given is used, or there is an error that names it: each flag of `run` in each mode; sizes in bytes.
 (Other mistakes: test_command_line.py.)"""
 
+import argparse
 from dataclasses import fields
 
 import pytest
 
 from bench import throughput
-from stagewise.flags import PROMPTS, build_parser, check_flags, given_flags
+from stagewise.flags import PROMPTS, build_parser, check_flags, given_flags, pairs_of
 from stagewise.serving.cli import server_parser
 from tests.adapter import STAGES
 
@@ -118,3 +119,8 @@ def test_sizes_that_are_none():
     for text in ("8XB", "GB", "1.5", "1..5GB", "8 GB more", "9" * 400 + "GB", ""):
         said = STAGES[4].refusal("--prompts", "a", "--kv-cache-bytes", text)
         assert "argument --kv-cache-bytes: must be a size, such as 8GB or 512MiB, got " in said
+
+
+def test_a_directory_takes_the_output_of_a_single_input_too(tmp_path):
+    args = argparse.Namespace(input=["data/a.jsonl"], output=[tmp_path])
+    assert pairs_of(args) == [("data/a.jsonl", tmp_path / "a.jsonl")]

@@ -140,3 +140,22 @@ def test_the_example_of_the_documentation_resumes(files):
     output.write_bytes(whole[: len(whole) // 2])
     assert ONE.main(*command, "--resume")[0] == 0
     assert answers_of(output) == near(expected)
+
+
+def test_equal_prompts_of_a_request_draw_by_themselves(files):
+    source, output, command = files
+    write_lines(
+        source,
+        openai_request("many", prompt=["Once"] * 3, temperature=1, max_tokens=20),
+        openai_request("seed", prompt=["Once"] * 3, temperature=1, max_tokens=20, seed=7),
+    )
+    assert ONE.main(*command, "--temperature", 1)[0] == 0
+    texts = {name: [choice["text"] for choice in body["choices"]] for name, body in answers_of(output).items()}
+    assert (len(set(texts["many"])), len(set(texts["seed"]))) == (3, 1)
+
+
+def test_log_probabilities_from_the_command_line(files):
+    source, output, command = files
+    write_lines(source, openai_request("plain"), chat_request("chat"))
+    assert ONE.main(*command, "--logprobs", 1)[0] == 0
+    assert all(body["choices"][0]["logprobs"] for body in answers_of(output).values())

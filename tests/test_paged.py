@@ -971,3 +971,17 @@ def test_the_closing_line(stage):
     assert "prefix cache:         0% of the prompts' tokens found\n  preemptions:          1\n" in stderr
     _, _, stderr = stage.main(*arguments, "--json")
     assert json.loads(stderr.splitlines()[-1])["preemptions"] == 1
+
+
+@pytest.mark.parametrize("backend", ["c", "torch"])
+def test_a_value_that_is_not_finite_spoils_no_prefix(stage, small_checkpoint, backend):
+    """From position 20 on nothing is finite. A prompt that gets there fails, and the block before it, computed in the
+    same step, serves the next prompt."""
+    bad, good = [1] * 16 + [3] * 9, [1] * 16 + [2] * 2
+    llm = stage.LLM(small_checkpoint, device="cpu", attention_backend=backend, **stage.one_by_one)
+    (expected,) = llm.generate([good], greedy(stage, 2))
+    llm = stage.LLM(small_checkpoint, device="cpu", attention_backend=backend, **stage.one_by_one)
+    llm.engine.runner.model.wpe.weight[20:] = math.nan
+    assert llm.generate([bad], greedy(stage, 2))[0].outputs[0].finish_reason == "error"
+    (output,) = llm.generate([good], greedy(stage, 2))
+    assert (output.num_cached_tokens, output.outputs[0].token_ids) == (16, expected.outputs[0].token_ids)

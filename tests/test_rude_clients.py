@@ -20,7 +20,7 @@ import pytest
 from stagewise.openai.errors import APIError
 from stagewise.openai.limits import Limits
 from stagewise.serving.app import App
-from stagewise.serving.connection import HEAD_BYTES, raise_file_limit
+from stagewise.serving.connection import HEAD_BYTES, Connection, raise_file_limit
 from tests.adapter import ROOT, wait_until
 from tests.test_serving import (
     Client,
@@ -477,3 +477,19 @@ def test_the_end_comes_whoever_looks_on_or_does_not_read(caplog):
             one.close()
     assert len(lines) == 5
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("paused", "silent", "is_closed"), [(True, 61, True), (True, 59, False), (False, 61, False)])
+def test_who_does_not_read_an_answer_for_long_is_closed(paused, silent, is_closed):
+    """After six times --idle-seconds."""
+    closed = []
+    one = SimpleNamespace(
+        waits=paused,
+        is_asked=True,
+        since=100.0,
+        timeout_keep_alive=10,
+        loop=SimpleNamespace(time=lambda: 100.0 + silent),
+        transport=SimpleNamespace(is_closing=lambda: False, abort=lambda: closed.append(True)),
+    )
+    Connection.check_time(one)
+    assert bool(closed) == is_closed

@@ -126,6 +126,10 @@ def test_a_reference_that_is_an_object(scored):
     assert scored([result], "--reference", "answer.aliases")[0]["exact_match"] == 1
 
 
+def test_a_null_error_is_none(scored):
+    assert scored([{"text": "The fox", "answer": "fox", "error": None}], *ANSWER)[0]["exact_match"] == 1
+
+
 def test_lines_that_are_no_results_leave_the_others(scored):
     summary, said = scored([FOX, 5, {"id": 1}], *ANSWER, status=1)
     assert (summary["unscored"], summary["exact_match"]) == (2, 1)
@@ -143,7 +147,7 @@ NO_RESULTS = {
     '{"id": 1, "text": "a", "cumulative_logprob": NaN, "token_ids": [1]}': "a finite number, got nan",
     f'{{"id": 1, "text": "a", "cumulative_logprob": {"9" * 400}, "token_ids": [1]}}': "a finite number, got 999",
     '{"id": 1, "text": null}': "text must be a string, got None",
-    '{"id": 1, "outputs": [{"text": "fox"}]}': "line 1: it has no text; for a run with n > 1",
+    '{"id": 1, "outputs": [{"text": "fox"}]}': "line 1: it has no text: of several outputs",
     "[1]": "a result is a JSON object, got list",
     '{"id": 1, "te': "line 1: not JSON: Unterminated string starting at column 11",
     "[" * 10**5: "line 1: ",

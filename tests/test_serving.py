@@ -31,6 +31,7 @@ from stagewise import structured_outputs
 from stagewise.garbage import put_off
 from stagewise.openai.answers import Token
 from stagewise.openai.chat import ChatTemplate, load_template, special_tokens
+from stagewise.openai.errors import APIError
 from stagewise.openai.fields import COMPLETION, IDLE, SAMPLING
 from stagewise.openai.limits import Limits
 from stagewise.sampling import Sampling
@@ -1199,6 +1200,24 @@ def test_a_mistake_of_the_server_is_a_500_of_openais_shape(tales, monkeypatch):
     response = ask(tales, "/v1/completions", {"model": "tales"})
     assert error_of(response, 500)["type"] == "server_error"
     assert "secret" not in response.text
+
+
+def test_an_engine_that_has_failed_says_so(tales):
+    """And why, where one that was closed is shutting down."""
+
+    def told(cause):
+        error = tales.service.stage.EngineClosedError("the engine is closed")
+        error.__cause__ = cause
+
+        def fail():
+            raise error
+
+        with pytest.raises(APIError) as raised:
+            Run._check(SimpleNamespace(service=tales.service), SimpleNamespace(result=fail))
+        return raised.value.code, str(raised.value)
+
+    assert told(None) == ("shutting_down", "the engine is closed")
+    assert told(MemoryError("no memory left")) == ("engine_failed", "the engine has failed: no memory left")
 
 
 def test_a_server_that_ends_takes_no_more(tales):

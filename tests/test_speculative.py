@@ -879,3 +879,16 @@ def test_a_request_without_a_slot_gets_no_drafts(stage):
     drafter.draft = lambda counts: drafted.append(draft(counts)) or drafted[-1]
     assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
     assert max(len(drafts) for drafts in drafted) == 1
+
+
+def test_a_guess_that_is_not_finite_ends_no_request(stage, small_checkpoint):
+    """From position 20 on nothing is finite. A request that is guessed to get there ends where it would anyway."""
+    (prompt,), params = random_prompts(211, [19]), stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    ends = []
+    for num_guesses in (0, 4):
+        llm = engine_with(stage, small_checkpoint, lambda request, count, n=num_guesses: [7] * min(n, count))
+        llm.engine.runner.model.wpe.weight[20:] = float("nan")
+        (output,) = llm.generate([prompt], params)
+        ends.append((output.outputs[0].finish_reason, output.outputs[0].token_ids))
+    assert ends[0] == ends[1]
+    assert (ends[0][0], len(ends[0][1])) == ("error", 2)

@@ -164,3 +164,14 @@ def test_a_flag_and_lines(tmp_path):
     assert "at least one string" in by_id["b"]["error"]["message"]
     for form, says in (("[1]", "--structured-outputs"), ('{"regex": "(a"}', "unclosed group")):
         assert says in stage.refusal("--prompts", "Once", "--structured-outputs", form)
+
+
+def test_forms_that_wait_take_half_of_the_connections(tales):
+    app = limited(tales, max_connections=4)
+    app.service.num_forms = 2
+    response = ask(app, CHAT, {"model": "tales", "messages": HELLO, "guided_choice": ["fox"]})
+    assert error_of(response, 429)["code"] == "queue_full"
+    assert answer(app)["choices"]
+    app.service.num_forms = 1
+    assert answer(app, guided_choice=["fox"])["choices"][0]["message"]["content"] == "fox"
+    assert app.service.num_forms == 1

@@ -14,9 +14,6 @@
  * weighted values by position. This is the order of product.c. An online softmax rescales its sums whenever it meets a
  * larger score; decodes and prefills would then have to cut the keys at the same places.
  *
- * This is true of finite numbers. A prefill multiplies the later keys' values by weights of zero, and zero times an
- * infinite value, as of a float16 that is too large, is NaN.
- *
  * A request with many queries (a prefill) is two matrix products: prefill_attention.c. One with few queries (a decode)
  * is here. Its limit is memory, as it does two operations with each number that it reads. So keys and values are read
  * once, from where they lie, and the arithmetic has to keep up:
@@ -511,6 +508,17 @@ INLINE void write_one(const Cache *c, const char *k, const char *v, char *keys, 
         memcpy(keys + d * step, k + d * size, (size_t)size);
     }
     memcpy(values, v, (size_t)(c->head_dim * size));
+    /* A value that is not finite becomes zeros with a NaN key: see kv_cache.py. */
+    static const uint32_t exponents[] = {0x7f800000, 0x7f80, 0x7c00}; /* of infinity and NaN, by format */
+    int is_finite = 1;
+    for (int64_t d = 0; d < c->head_dim; d++) {
+        uint32_t bits = 0;
+        memcpy(&bits, v + d * size, (size_t)size);
+        is_finite &= (bits & exponents[c->format]) != exponents[c->format];
+    }
+    if (is_finite) return;
+    memset(keys, 0xff, (size_t)size);
+    memset(values, 0, (size_t)(c->head_dim * size));
 }
 
 /* Each number of a key goes to a different cache line of its block. So the tokens of a block are written together, head

@@ -98,9 +98,10 @@ int forward(const Model *m, const Workspace *w, const Cache *caches, const Step 
             int kind, int prompts, int threads) {
     int64_t *starts = malloc(sizeof(int64_t) * (size_t)(step->num_seqs + 1));
     Work work = {.whole = *step, .last = *step};
-    if (starts && step->num_logits < step->num_tokens) work.last = step_of_last(step, starts);
+    const int fewer = step->num_logits < step->num_tokens;
+    if (starts && fewer) work.last = step_of_last(step, starts);
     const int failed = !starts || plan_attention(&work.plans[0], step, caches, kind, prompts, threads) ||
-                       plan_attention(&work.plans[1], &work.last, caches, kind, prompts, threads);
+                       (fewer && plan_attention(&work.plans[1], &work.last, caches, kind, prompts, threads));
     if (!failed) PARALLEL(threads, layers(team, m, w, caches, &work, logits, kind););
     for (int i = 0; i < 2; i++) free_plan(&work.plans[i]);
     free(starts);

@@ -171,7 +171,7 @@ def make_job(
         sampling=sampling,
         params=sampling.params,
         max_model_len=served.max_model_len,
-        num_logprobs=asked["logprobs"],
+        num_logprobs=sampling.params.logprobs,
         form_field=form_field,
         chat=chat,
     )

@@ -1,9 +1,9 @@
 """Lines of OpenAI's batch files, which `--input` accepts as well: requests, answered as by the server.
 
 A request is {"custom_id": …, "method": "POST", "url": "/v1/completions", "body": {…}}, or one to /v1/chat/completions.
-Whatever its body leaves out is taken from the command line. Its answer is {"id", "custom_id", "response":
-{"status_code", "request_id", "body"}, "error"}. If a request is wrong or fails, `response` is null, and `error` says
-why.
+Whatever its body leaves out is taken from the command line, except for `prompt_logprobs`. Its answer is {"id",
+"custom_id", "response": {"status_code", "request_id", "body"}, "error"}. If a request is wrong or fails, `response` is
+null, and `error` says why.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ def check_request(request: dict, model: str) -> None:
 
 def served_lines(stage: Stage, llm: Any, sampling: Sampling) -> Served:
     """What answers requests without a server. sampling: defaults for what they leave out."""
-    given = {name: value for name, value in sampling.fields.items() if value is not None}
+    given = {name: value for name, value in sampling.fields.items() if value is not None and name != "prompt_logprobs"}
     return Served(stage, llm, llm.config.model, Limits(**NO_LIMITS), defaults=given)
 
 

@@ -3,7 +3,7 @@
     URL, headers, trailers     HEAD_BYTES, by h11
     a body                     --max-body-bytes, by `read_body`; uvicorn reads 64 KB ahead
     requests sent ahead        wait until the ones before are answered: uvicorn stops reading
-    an answer                  waits while 64 KB of it are not read: uvicorn stops writing
+    an answer                  waits while 64 KB of it are not read: uvicorn stops writing; after a time, `check_time`
     connections                --max-connections, then uvicorn answers 503; but one that waits for its client makes room
     new connections            BACKLOG, by the system, until they are accepted
     time                       --idle-seconds: of silence, and for sending a request, by `check_time`
@@ -27,6 +27,7 @@ from ..strict_json import no_duplicates
 
 HEAD_BYTES = 2**14
 TURN = 2**10  # bytes of one client that are read before others have their turn
+UNREAD = 6  # how many times --idle-seconds a client has to read on
 LONG_TURN, REST = 0.0005, 9  # seconds of CPU after which a client rests, and for how many times as long
 BACKLOG = 128
 OTHER_FILES = 512  # of this process, and connections that are accepted before others are closed: 3 times BACKLOG
@@ -115,8 +116,14 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         super().pause_writing()
 
     def check_time(self) -> None:
-        """Give up a request that takes too long to arrive. uvicorn's own timer stops at a request's first byte."""
-        if self.is_asked or self.transport.is_closing() or self.loop.time() < self.since + self.timeout_keep_alive:
+        """Give up a request that takes too long to arrive, or a client that does not read its answer. uvicorn's own
+        timer stops at a request's first byte."""
+        silent = self.loop.time() - self.since
+        if not self.waits or self.transport.is_closing() or silent < self.timeout_keep_alive:
+            return
+        if self.is_asked:
+            if silent > UNREAD * self.timeout_keep_alive:
+                self.transport.abort()
             return
         if self.conn.our_state is h11.SEND_RESPONSE or self.conn.trailing_data[0]:
             self.send_400_response(f"The request was not complete after {self.timeout_keep_alive:g} seconds.")

@@ -113,7 +113,9 @@ class Run:
         except ValueError as error:
             raise bad_request(str(error)) from None
         except self.service.stage.EngineClosedError as error:
-            raise APIError(503, str(error), code="shutting_down") from None
+            if error.__cause__ is None:
+                raise APIError(503, str(error), code="shutting_down") from None
+            raise APIError(503, f"the engine has failed: {error.__cause__}", code="engine_failed") from error
         except Exception as error:  # a step failed, and its retry
             raise APIError(500, f"the engine has failed: {error}", code="engine_failed") from error
 
@@ -187,6 +189,8 @@ class Service(Served):
     Attributes:
         worker: a thread for what is large. Two would not be faster: Python runs one at a time.
         compiler: a thread for requests with structured output, whose form may take a second to compile.
+        num_forms: how many of these wait, also for clients that have left. They may take half of the connections, so
+            that others are still let in.
     """
 
     def __post_init__(self):
@@ -194,6 +198,7 @@ class Service(Served):
         self.num_places = self.limits.max_queue_size + self.engine.llm.config.max_num_seqs
         self.metrics = Metrics(self.stage, self.engine, self.model_name)
         self.worker, self.compiler = ThreadPoolExecutor(1, "worker"), ThreadPoolExecutor(1, "compiler")
+        self.num_forms = 0
         self.created = int(time.time())
         self.feed = Feed(self._num_seats)
 
@@ -302,9 +307,16 @@ class Service(Served):
     async def aside(self, size: int, work: Callable[[], T], *, has_form: bool = False) -> T:
         """The result of `work`, in a thread if it takes so long that others would have to wait. size: roughly the bytes
         of JSON that it reads or writes."""
-        if has_form or size > SMALL:
-            thread = self.compiler if has_form else self.worker
-            return await asyncio.get_running_loop().run_in_executor(thread, work)
+        if has_form:
+            if self.num_forms >= max(1, self.limits.max_connections // 2):
+                raise APIError(429, f"{self.num_forms} forms wait to be compiled", code="queue_full", headers=RETRY)
+            self.num_forms += 1
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self.compiler, work)
+            finally:
+                self.num_forms -= 1
+        if size > SMALL:
+            return await asyncio.get_running_loop().run_in_executor(self.worker, work)
         await asyncio.sleep(0)
         return work()
 
