@@ -56,8 +56,9 @@ class KVCache:
 
         slot_mapping: [num_tokens], a slot each; k, v: [num_tokens, n_head, head_dim]
         """
-        broken = ~v.isfinite().all(dim=-1, keepdim=True)  # [num_tokens, n_head, 1]
-        k, v = k.masked_fill(broken, math.nan), v.masked_fill(broken, 0)
+        broken = ~v.sum(dim=-1, keepdim=True, dtype=torch.float32).isfinite()  # [num_tokens, n_head, 1]
+        if broken.is_cuda or broken.any():  # to look at it, a CPU would wait for the GPU
+            k, v = k.masked_fill(broken, math.nan), v.masked_fill(broken, 0)
         blocks, offsets = slot_mapping // self.block_size, slot_mapping % self.block_size
         self.keys[layer][blocks, :, :, offsets] = k
         self.values[layer][blocks, :, offsets] = v
