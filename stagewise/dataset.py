@@ -103,16 +103,19 @@ class Columns:
         return names
 
     def prompt_of(self, values: dict) -> Any:
-        """A row's prompt. Raises ValueError if a field of it is missing."""
+        """A row's prompt. In a template, a null is empty. Raises ValueError if a field of it is missing, or all are
+        null."""
         if self.template is None:
             return find(values, self.prompt, "--prompt-column")
-        pieces = []
+        pieces, found = [], []
         for text, name, _, _ in Formatter().parse(self.template):
             pieces.append(text)
             if name is not None:
-                value = find(values, name, "--prompt-template")
+                found.append(value := find(values, name, "--prompt-template"))
                 value = "" if value is None else value
                 pieces.append(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        if found and not any(value is not None for value in found):
+            raise ValueError("all fields that --prompt-template names are null")
         return "".join(pieces)
 
     def to_dict(self) -> dict[str, Any] | None:

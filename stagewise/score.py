@@ -87,9 +87,7 @@ def score_line(result: Any, field: str | None) -> dict:
         correct = {} if expected is None else score_choices(result, expected)
         return {**scores, **correct, **likelihood(result)}
     if "text" not in result:
-        raise ValueError(
-            "it has no text: of several outputs, or of an answer of OpenAI's, choose one text first"
-        )
+        raise ValueError("it has no text: of several outputs, or of an answer of OpenAI's, choose one text first")
     if not isinstance(result["text"], str):
         raise ValueError(f"text must be a string, got {result['text']!r:.80}")
     if result.get("finish_reason") == "length":

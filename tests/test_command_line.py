@@ -506,7 +506,7 @@ PATHS = {"none": "No such file", "file/x.jsonl": "Not a directory", "folder": "I
     ("line", "path", "says"),
     [
         *((line, path, says) for path, says in PATHS.items() for line in (*READS, "push --folder none")),
-        *((line, path, "") for path in ("file/x.jsonl", "folder") for line in WRITES),
+        *((line, path, "") for line in WRITES for path in ("file/x.jsonl", *["folder"] * ("--input" not in line))),
         ("exercises start 1 --directory", "file/x.jsonl", "exists"),
     ],
 )

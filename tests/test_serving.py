@@ -283,6 +283,9 @@ def test_unknown_fields_are_ignored_where_the_server_is_told_so(tales):
     assert log[-1].endswith(f"ignored {names}")
     stream(app, **fields, stream_options={"include_obfuscation": True})
     assert log[-1].endswith("ignored stream_options.include_obfuscation")
+    complete(app, **fields, **{"x\nPOST /": 1, "y" * 999: 2})
+    assert r", ignored x\nPOST /, yyy" in log[-1]
+    assert len(log[-1]) < 320
     refused(app, {"prompt": "x", "temperature": -1, "foo": 1})
     assert ask(app, "/tokenize", {"prompt": "Once", "foo": 1}).json()["count"] == 1
 
@@ -556,7 +559,7 @@ REFUSED = [
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "must be true or false"),
     ({"model": None}, "model", "model is missing; this server has 'tales'"),
 ]
-OUT_OF_RANGE = {"temperature": -1, "top_p": 0, "top_k": -2, "min_p": 2, "repetition_penalty": 0, "seed": -2}
+OUT_OF_RANGE = {"temperature": -1, "top_p": 0, "top_k": -2, "min_p": 2, "repetition_penalty": 0, "seed": 2**64}
 OUT_OF_RANGE |= {"presence_penalty": "1", "frequency_penalty": 1000, "n": 129, "max_tokens": 1.5, "logprobs": True}
 OUT_OF_RANGE |= {"stop": [1], "ignore_eos": 1, "logit_bias": {"50257": 1}, "allowed_token_ids": [60000]}
 OUT_OF_RANGE |= {"bad_words": [""], "truncation_side": "middle", "return_token_ids": 1, "priority": "high"}

@@ -534,7 +534,7 @@ def test_the_front_page_says_how_it_compares_with_vllm():
         r"(\S+) to (\S+) times as many tokens\s+a second as vLLM \[in (\d+) comparisons on two CPUs", page
     )
     ratios, cpus = [], set()
-    for path in RESULTS.glob("*/*.json"):
+    for path in [*RESULTS.glob("amx/*.json"), *RESULTS.glob("zen5/*.json")]:  # the page has their tables
         result = json.loads(path.read_text())
         speeds = {row["engine"]: row.get("tokens_per_second") for row in result.get("summary", ())}
         # Only where vLLM had the libraries that it runs best with.

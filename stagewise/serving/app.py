@@ -191,7 +191,7 @@ class App:
             reasons = ", ".join(dict.fromkeys(run.finish_reasons)) or "abort"
             line += f", {run.job.num_prompt_tokens} + {run.num_output_tokens} tokens, {reasons}"
             if run.job.fields.ignored:
-                line += f", ignored {json.dumps(run.job.fields.ignored)[:200]}"
+                line += f", ignored {json.dumps(', '.join(run.job.fields.ignored))[1:-1]:.200}"
             if self.log_prompts:
                 line += f", {json.dumps(run.job.prompts)}"
         return line
