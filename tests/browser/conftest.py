@@ -56,6 +56,7 @@ class Browser:
     def open(self, path, fragment=""):
         self.driver.get("about:blank")
         self.driver.get(f"{path.as_uri()}{fragment}")
+        self("typeof page === 'undefined' || page.renderNow?.()")  # a replay draws with the next frame
 
     def go_to(self, step):
         self("page.turnTo(arguments[0]); page.renderNow()", step)
