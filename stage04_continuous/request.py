@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 class Request:
-    """A prompt and the tokens generated for it so far. `add` appends a token; then `finish_reason` says
-    if and why it was the last.
+    """A prompt and the tokens generated for it so far. `add` appends a token; `finish_reason` then says
+    whether it was the last, and why.
 
     Args:
         request_id: unique within the engine.

@@ -51,13 +51,13 @@ class KVCache:
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """Write a layer's keys and values of new tokens to their slots.
 
-        A value that is not finite becomes zeros with a NaN key. So whoever reads it gets NaN; and for earlier tokens,
-        whose weight for it is zero, it counts nothing, where zero times NaN would be NaN.
+        In place of a value that is not finite, zeros and a NaN key are written. Tokens that may read it still get NaN.
+        Earlier tokens give it a weight of zero, and zero times zero is zero, but zero times NaN is NaN.
 
         slot_mapping: [num_tokens], a slot each; k, v: [num_tokens, n_head, head_dim]
         """
         broken = ~v.sum(dim=-1, keepdim=True, dtype=torch.float32).isfinite()  # [num_tokens, n_head, 1]
-        if broken.is_cuda or broken.any():  # to look at it, a CPU would wait for the GPU
+        if broken.is_cuda or broken.any():  # on CUDA, looking would make the CPU wait
             k, v = k.masked_fill(broken, math.nan), v.masked_fill(broken, 0)
         blocks, offsets = slot_mapping // self.block_size, slot_mapping % self.block_size
         self.keys[layer][blocks, :, :, offsets] = k

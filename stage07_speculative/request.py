@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 class Request:
-    """A prompt and the tokens generated for it so far. `add` appends a token; then `finish_reason` says
-    if and why it was the last.
+    """A prompt and the tokens generated for it so far. `add` appends a token; `finish_reason` then says
+    whether it was the last, and why.
 
     A prompt with n completions is n of these. With prefix caching, the later ones reuse the first one's full blocks.
 

@@ -489,6 +489,7 @@ def test_slots_by_memory(stage, small_checkpoint):
         return  # blocks, not slots
     slot = 48 * 2 * 2 * 48 * 4  # max_model_len x (key + value) x layers x n_embd x float32
     assert stage.LLM(small_checkpoint, device="cpu", kv_cache_bytes=3 * slot + 5).engine.runner.num_slots == 3
+    assert stage.LLM(small_checkpoint, device="cpu", kv_cache_bytes=10**15).engine.runner.num_slots == 8
     with pytest.raises(ValueError, match=f"needs {slot:,} bytes of KV cache, kv_cache_bytes is {slot - 1:,}"):
         stage.LLM(small_checkpoint, device="cpu", kv_cache_bytes=slot - 1)
 

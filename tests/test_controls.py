@@ -313,3 +313,9 @@ def test_an_async_llm_is_made_and_used_as_an_llm(stage, small_checkpoint):
         with stagewise.trace(engine) as trace:
             engine.llm.generate([[1, 2]], stage.SamplingParams(max_tokens=1))
         assert len(trace.records) == 1
+
+
+@pytest.mark.parametrize(("seed", "used"), [(5, 5), (-1, None), (-5, 2**64 - 5), (-(2**63), 2**63)])
+def test_seeds_of_clients(seed, used):
+    """OpenAI's are of 64 bits with a sign; vLLM's -1 is none."""
+    assert Sampling(STAGES[4], seed=seed).params.seed == used

@@ -303,7 +303,7 @@ def test_a_second_failing_step_ends_only_those_that_were_in_it(stage, small_chec
 @pytest.mark.covers("engine_loop.py")
 @pytest.mark.parametrize("stage", SERVING, ids=str)
 def test_who_waits_while_steps_fail_is_served(stage, small_checkpoint):
-    """With a single place, a request that fails every step of its own leaves it to the next one."""
+    """With max_num_seqs 1, a request whose steps keep failing ends, and the next one runs."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=1)
     params = stage.SamplingParams(temperature=0, max_tokens=9)
     expected, forward, late = llm.generate([[4, 5]], params), llm.engine.runner.forward, []

@@ -892,3 +892,27 @@ def test_a_guess_that_is_not_finite_ends_no_request(stage, small_checkpoint):
         ends.append((output.outputs[0].finish_reason, output.outputs[0].token_ids))
     assert ends[0] == ends[1]
     assert (ends[0][0], len(ends[0][1])) == ("error", 2)
+
+
+def test_a_probe_stays_within_the_timed_steps(stage):
+    """A step with guesses has 32 tokens at most, and only what was timed is learned."""
+    part = stage.part("draft_planner")
+    request = stage.make_request(stage.SamplingParams())
+    seconds = dict.fromkeys(part.TIMED_SIZES, 1.0)
+    planner = part.DraftPlanner(Guesser(None), SimpleNamespace(time_steps=lambda _: seconds))
+    room = [sum(planner.probe({request: 5}, num_tokens).values()) for num_tokens in (8, 30, 31, 32, 40)]
+    assert room == [2, 2, 1, 0, 0]
+
+
+def test_guesses_ask_for_no_log_probabilities(stage):
+    request = stage.make_request(stage.SamplingParams(logprobs=5, temperature=0.5))
+    guessed = request.guessed([7])
+    assert (guessed.params.logprobs, guessed.params.temperature, guessed.output_token_ids) == (None, 0.5, [7])
+    assert request.params.logprobs == 5
+
+
+def test_a_draft_model_without_room_for_a_sequence_is_refused(stage, small_checkpoint, monkeypatch):
+    runner = stage.part("drafters").Runner
+    monkeypatch.setattr(runner, "_pick_num_blocks", lambda *_: 1)
+    with pytest.raises(ValueError, match="speculate: there is no memory for the cache of one sequence of"):
+        stage.LLM(small_checkpoint, device="cpu", speculate=str(small_checkpoint), num_blocks=8)
