@@ -68,8 +68,8 @@ def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
 
 
 def default_cache_bytes(device: torch.device, taken: int) -> int:
-    """Bytes for the cache: a share of the memory that is free now, less what a step takes."""
-    return int(free_memory(device) * SHARE_OF_FREE_MEMORY[device.type]) - taken
+    """Bytes for the cache: a share of the memory that is free now, except what is `taken`: by a step, or another cache."""
+    return int((free_memory(device) - taken) * SHARE_OF_FREE_MEMORY[device.type])
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:

@@ -39,14 +39,23 @@ def smoothed(average: float, seconds: float) -> float:
     return average * (1 + 0.1 * (min(max(seconds / average, 0.5), 2.0) - 1)) if average else seconds
 
 
-def pick_drafter(config: Any, device: torch.device, model_config: ModelConfig, max_model_len: int) -> Drafter | None:
-    """The drafter of the option `speculate`. By default, prompt lookup on a CPU and none on CUDA."""
+def pick_drafter(config: Any, runner: Runner, model_config: ModelConfig, max_model_len: int) -> Drafter | None:
+    """The drafter of the option `speculate`. By default, prompt lookup on a CPU and none on CUDA.
+
+    Raises:
+        ValueError, OSError: it is a draft model that can't be used, loaded or fetched.
+    """
     name = config.speculate
     if name == "auto":
-        name = "ngram" if device.type == "cpu" else "off"
+        name = "ngram" if runner.device.type == "cpu" else "off"
     if name == "off":
         return None
-    return PromptLookup() if name == "ngram" else DraftModel(config, model_config, max_model_len)
+    if name == "ngram":
+        return PromptLookup()
+    try:
+        return DraftModel(config, runner, model_config, max_model_len)
+    except (ValueError, OSError) as error:
+        raise type(error)(f"speculate: {error}") from None
 
 
 class PromptLookup:
@@ -93,6 +102,7 @@ class DraftModel:
 
     Args:
         config: the engine's options; `speculate` names the model.
+        target: runs the large model; its cache needs memory, too.
         model_config: the sizes of the large model.
         max_model_len: the longest sequence, in tokens.
 
@@ -101,26 +111,23 @@ class DraftModel:
         OSError: the model can't be fetched or read.
     """
 
-    def __init__(self, config: Any, model_config: ModelConfig, max_model_len: int):
-        try:
-            checkpoint = Checkpoint(replace(config, model=config.speculate))
-        except (ValueError, OSError) as error:
-            raise type(error)(f"speculate: {error}") from None
+    def __init__(self, config: Any, target: Runner, model_config: ModelConfig, max_model_len: int):
+        checkpoint = Checkpoint(replace(config, model=config.speculate))
         sizes = ModelConfig(**checkpoint.sizes)
         if sizes.vocab_size != model_config.vocab_size:
             raise ValueError(
-                f"speculate: the vocabulary of {config.speculate!r} has {sizes.vocab_size} tokens, that of the model "
+                f"the vocabulary of {config.speculate!r} has {sizes.vocab_size} tokens, that of the model "
                 f"{model_config.vocab_size}; both must have the same tokens"
             )
         self.max_model_len = min(max_model_len, sizes.n_positions)
         self.max_num_batched_tokens, self.block_size = config.max_num_batched_tokens, config.block_size
         self.blocks_per_slot = -(-self.max_model_len // config.block_size)
         own_config = replace(config, num_blocks=None, kv_cache_bytes=None)
-        self.runner = Runner(own_config, sizes, checkpoint, self.max_model_len)
+        self.runner = Runner(own_config, sizes, checkpoint, self.max_model_len, promised=target.kv_cache_bytes)
         self.draft_cost = self.runner.time_steps((1,))[1]
         self._numbers = range(self.runner.num_blocks // self.blocks_per_slot)
         if not self._numbers:
-            raise ValueError(f"speculate: there is no memory for the cache of one sequence of {config.speculate!r}")
+            raise ValueError(f"there is no memory for the cache of one sequence of {config.speculate!r}")
         self._slots: weakref.WeakKeyDictionary[Request, DraftSlot] = weakref.WeakKeyDictionary()
 
     def draft(self, counts: dict[Request, int]) -> dict[Request, list[int]]:

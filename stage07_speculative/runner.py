@@ -34,9 +34,17 @@ class Runner:
         model_config: the sizes of the model.
         checkpoint: where its weights come from.
         max_model_len: the longest sequence, in tokens.
+        promised: bytes of another cache. A CPU's system counts them as free until they are written.
     """
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, checkpoint: Checkpoint, max_model_len: int):
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        checkpoint: Checkpoint,
+        max_model_len: int,
+        promised: int = 0,
+    ):
         check_fork()
         self.device = pick_device(config.device)
         self.dtype = pick_dtype(config.dtype, self.device)
@@ -53,7 +61,8 @@ class Runner:
             sizes = model_config.n_layer, num_blocks, config.block_size, n_head, head_dim
             return KVCache(*sizes, self.dtype, self.device, paged_attention, large_pages)
 
-        taken = self.measure_step(config.max_num_batched_tokens, new_cache(1)) if self.device.type == "cuda" else 0
+        on_cuda = self.device.type == "cuda"
+        taken = self.measure_step(config.max_num_batched_tokens, new_cache(1)) if on_cuda else promised
         self.num_blocks = config.num_blocks or self._pick_num_blocks(config, max_model_len, taken)
         self.kv_cache_bytes = self.num_blocks * config.block_size * self.bytes_per_token
         check_cache_bytes(self.kv_cache_bytes, self.device)
@@ -98,7 +107,7 @@ class Runner:
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, taken: int) -> int:
         """How many blocks: as many as `kv_cache_bytes` has room for. By default enough for `max_num_seqs` requests of
-        full length, or as many as fit into the free memory without what a step takes."""
+        full length, or as many as fit into the free memory without what is taken."""
         block_bytes = config.block_size * self.bytes_per_token
         room, most = config.kv_cache_bytes, math.inf
         if room is None:

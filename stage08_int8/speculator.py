@@ -5,6 +5,8 @@ The drafts go through the model in the same step as the token before them. The e
 rejection sampling: a draft is right if the ordinary sampler picks it (`Engine.step`, `Batch.verified`).
 """
 
+import logging
+
 from .config import MAX_DRAFTS, EngineConfig
 from .draft_planner import DraftPlanner
 from .drafters import pick_drafter
@@ -13,6 +15,8 @@ from .request import Request
 from .runner import Runner
 from .scheduler import Row, Scheduler
 from .support.logits_processors import end_token_ids
+
+logger = logging.getLogger(__name__)
 
 
 class Speculator:
@@ -25,7 +29,7 @@ class Speculator:
         model_config, max_model_len: of the model.
 
     Attributes:
-        drafter: proposes tokens; None if speculation is off.
+        drafter: proposes tokens; None if speculation is off, or has failed.
         num_drafts: draft tokens of each request in a step, or "auto".
         planner: chooses that number in each step; None if it is fixed.
     """
@@ -41,7 +45,7 @@ class Speculator:
         self.scheduler, self.block_manager = scheduler, scheduler.block_manager
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.num_drafts, self.vocab_size = config.num_drafts, model_config.vocab_size
-        self.drafter = pick_drafter(config, runner.device, model_config, max_model_len)
+        self.drafter = pick_drafter(config, runner, model_config, max_model_len)
         self.planner: DraftPlanner | None = None
         if self.drafter is not None and self.num_drafts == "auto":
             self.planner = DraftPlanner(self.drafter, runner)
@@ -51,8 +55,13 @@ class Speculator:
         if self.drafter is None:
             return {}
         num_tokens, drafts = sum(row.num_tokens for row in rows), {}
-        counts = self.plan([row.request for row in rows if row.ready and row.request.output_token_ids], num_tokens)
-        proposed = self.drafter.draft(counts) if any(counts.values()) else {}
+        try:
+            counts = self.plan([row.request for row in rows if row.ready and row.request.output_token_ids], num_tokens)
+            proposed = self.drafter.draft(counts) if any(counts.values()) else {}
+        except Exception as error:  # such as too little memory; no request needs drafts
+            logger.warning("goes on without speculation: %s: %s", type(error).__name__, error)
+            self.drafter = self.planner = None
+            return {}
         left = self.max_num_batched_tokens - num_tokens
         for request, draft in proposed.items():
             draft = self.truncate_at_eos(request, draft[: counts[request]])[:left]

@@ -931,7 +931,7 @@ def test_blocks_are_copied_in_every_layer(stage):
 
 @pytest.mark.covers("kv_cache.py", "runner.py")
 def test_what_a_gpu_has_for_the_cache(stage, monkeypatch):
-    """Nine tenths of what is free, minus the 400 bytes that a full step takes besides the model's 1,000."""
+    """Nine tenths of what is free without the 400 bytes that a full step takes besides the model's 1,000."""
     calls, kv_cache, device = [], stage.part("kv_cache"), torch.device("cuda")
     monkeypatch.setattr(kv_cache, "free_memory", lambda device: 10_000)
     runner = object.__new__(stage.part("runner").Runner)
@@ -942,7 +942,7 @@ def test_what_a_gpu_has_for_the_cache(stage, monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
     assert runner.measure_step(512, None) == 400
     assert calls == ["reset", "step", "empty"]
-    assert kv_cache.default_cache_bytes(device, 400) == 9000 - 400
+    assert kv_cache.default_cache_bytes(device, 400) == 9600 * 9 // 10
 
 
 @pytest.mark.covers("kv_cache.py", "runner.py")

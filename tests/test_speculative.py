@@ -359,6 +359,22 @@ def test_a_request_that_fails_behind_right_guesses(stage, small_checkpoint):
     assert [told(output) for output in llm.generate(prompts, params)] == expected
 
 
+@pytest.mark.parametrize("num_drafts", [3, "auto"])
+def test_a_drafter_that_fails(stage, small_checkpoint, caplog, num_drafts):
+    """It has no more memory, say. Its requests don't need it: they get the same tokens."""
+
+    def fail(request, count):
+        raise RuntimeError("no memory")
+
+    prompts = random_prompts(211, [5, 4])
+    params = stage.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
+    llm = engine_with(stage, small_checkpoint, fail, num_drafts)
+    assert [told(output) for output in llm.generate(prompts, params)] == expected
+    assert caplog.messages == ["goes on without speculation: RuntimeError: no memory"]
+    assert llm.engine.speculator.drafter is None
+
+
 @pytest.mark.parametrize(
     ("form", "speculate"),
     [({"regex": "[a-z]{3,9} (and [a-z]{2,5} )+end"}, "ngram"), ({"choice": ["one two", "one three"]}, DRAFT)],
@@ -762,7 +778,8 @@ def test_prompt_lookup_goes_on_where_it_was(stage):
 )
 def test_which_drafter_is_picked(stage, speculate, device, kind):
     pick = stage.part("drafters").pick_drafter
-    assert type(pick(SimpleNamespace(speculate=speculate), torch.device(device), None, 0)).__name__ == kind
+    config, runner = SimpleNamespace(speculate=speculate), SimpleNamespace(device=torch.device(device))
+    assert type(pick(config, runner, None, 0)).__name__ == kind
 
 
 def test_drafters_let_go_of_requests(stage, small_checkpoint):
@@ -916,3 +933,16 @@ def test_a_draft_model_without_room_for_a_sequence_is_refused(stage, small_check
     monkeypatch.setattr(runner, "_pick_num_blocks", lambda *_: 1)
     with pytest.raises(ValueError, match="speculate: there is no memory for the cache of one sequence of"):
         stage.LLM(small_checkpoint, device="cpu", speculate=str(small_checkpoint), num_blocks=8)
+
+
+def test_a_draft_models_cache_leaves_the_large_models_memory(stage, small_checkpoint, monkeypatch):
+    """The system counts what the large model's cache has not touched yet as free; both once got the same bytes."""
+    monkeypatch.setattr(stage.part("kv_cache"), "free_memory", lambda device: 10_000_000)
+    options = dict(device="cpu", max_num_seqs=10_000)
+    engine = stage.LLM(small_checkpoint, speculate=str(small_checkpoint), **options).engine
+    block = engine.runner.kv_cache_bytes // engine.runner.num_blocks
+    assert engine.runner.kv_cache_bytes == 5_000_000 // block * block
+    assert (
+        engine.speculator.drafter.runner.kv_cache_bytes
+        == (10_000_000 - engine.runner.kv_cache_bytes) // 2 // block * block
+    )
