@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from .exits import naming, reason
@@ -149,6 +150,8 @@ def read_config(args: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
         import tomllib  # pyright: ignore[reportMissingImports]
     else:
         import tomli as tomllib  # pyright: ignore[reportMissingImports]
+    if Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir():
+        raise ValueError(f"--config {path} is not a regular file, and it is read more than once")
     try:
         with naming(path), open(path, "rb") as file:
             config = tomllib.load(file)

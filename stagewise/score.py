@@ -167,7 +167,7 @@ def number_of_choice(label: Any, choices: Sequence[Any]) -> int:
         return stripped.index(text)
     if text.isdecimal():
         number = int(text)
-    elif isinstance(label, int | float) and not isinstance(label, bool) and float(label).is_integer():
+    elif (isinstance(label, int) and not isinstance(label, bool)) or (isinstance(label, float) and label.is_integer()):
         number = int(label)
     if number is None or not 0 <= number < len(choices):
         last = len(choices) - 1

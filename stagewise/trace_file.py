@@ -285,6 +285,8 @@ def check_header(record: object) -> None:
     for name in ("max_model_len", "num_slots", "num_blocks"):
         if (record.get(name) or 0) > LARGEST:
             raise ValueError(f"the header: {name} can't be {record[name]}, over {LARGEST:,}")
+    if not all(isinstance(block, int) for block in record.get("free", [])):
+        raise ValueError("the header: free is a list of blocks' numbers")
     one_of("stage", record["stage"], tuple(PACKAGES.values()))
 
 

@@ -386,6 +386,14 @@ def test_a_mistake_in_that_file_is_named(content, says, tmp_path, monkeypatch):
     assert says in refusal(run_command, "run", "--config", "flags.toml")
 
 
+@posix
+def test_flags_from_a_pipe(tmp_path):
+    """It was read several times, and had its flags only the first time."""
+    os.mkfifo(tmp_path / "pipe")
+    says = f"--config {tmp_path / 'pipe'} is not a regular file, and it is read more than once"
+    assert says in refusal(run_command, "run", "--config", tmp_path / "pipe")
+
+
 # --- A mistake is one line --------------------------------------------------------------------------------------------
 
 FILES = "run --input none --output out --model nonesuch"  # which are checked after the flags

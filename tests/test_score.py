@@ -103,7 +103,7 @@ def test_a_label_is_a_number_or_a_text(scored, label):
     assert scored([nested], "--reference", "gold.label")[0]["accuracy"] == 1
 
 
-@pytest.mark.parametrize("label", [True, 1.5, "", "B", 3, -1, {"a": 1}, [0, 1], "cat", float("nan")])
+@pytest.mark.parametrize("label", [True, 1.5, "", "B", 3, -1, 10**400, {"a": 1}, [0, 1], "cat", float("nan")])
 def test_labels_that_mean_no_choice(scored, label):
     summary, said = scored([labelled(label), labelled(1)], *ANSWER, status=1)
     assert (summary["unscored"], summary["accuracy"]) == (1, 1)
