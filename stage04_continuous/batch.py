@@ -12,7 +12,7 @@ from .scheduler import Row
 
 @dataclass(frozen=True)
 class Batch:
-    """The tokens of all requests of a step one after another, without padding: a prompt or a piece of one, the single
+    """The tokens of all requests of a step one after another, without padding: a prompt or a chunk of one, the single
     token of a decode, or a sequence that is computed again.
 
     Attributes:

@@ -70,6 +70,8 @@ class Engine:
         self.scheduler.clear()
         for request in requests:
             request.num_computed_tokens = 0
+            if not request.output_token_ids:  # as if it had not been admitted yet
+                request.first_scheduled_time = None
             if not request.finished:
                 self.scheduler.add(request)
 

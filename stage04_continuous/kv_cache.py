@@ -25,7 +25,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ):
-        # No request reads a place before it has written it: no need for zeros.
+        # Every position is written before it is read: no need for zeros.
         self.data = torch.empty(n_layer, 2, num_slots, n_head, max_len, head_dim, dtype=dtype, device=device)
 
     def update(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

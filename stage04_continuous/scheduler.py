@@ -92,7 +92,7 @@ class Scheduler:
         self.emit("admitted", request, slot=request.slot)
 
     def remove(self, request: Request) -> None:
-        """Remove a request that ended or was aborted; its slot is free at once. Removing it twice does no harm."""
+        """Remove a request that ended or was aborted; its slot is free at once. Idempotent."""
         if request in self.running:
             self.running.remove(request)
             self.free_slots.append(request.slot)

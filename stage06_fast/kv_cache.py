@@ -51,8 +51,8 @@ class KVCache:
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """Write a layer's keys and values of new tokens to their slots.
 
-        In place of a value that is not finite, zeros and a NaN key are written. Tokens that may read it still get NaN.
-        Earlier tokens give it a weight of zero, and zero times zero is zero, but zero times NaN is NaN.
+        If a head's value is not finite, it is written as zeros, and its key as NaN. Later tokens, which read the key,
+        get NaN; earlier ones give the value a weight of zero, and zero times NaN would be NaN.
 
         slot_mapping: [num_tokens], a slot each; k, v: [num_tokens, n_head, head_dim]
         """

@@ -32,17 +32,14 @@ class BeamSearch:
         beams: the sequences that are still growing, the best first; at first the prompt alone, at the end none.
         logprobs: the log-probability of each beam.
         finished: (score, log-probability, output tokens) of the best that have ended, the best first.
+        finished_time: when the search was done, in seconds of time.perf_counter.
     """
 
-    def __init__(self, request: Request, beam_width: int, length_penalty: float, early_stopping: bool | str = False):
+    def __init__(self, request: Request, beam_width: int, length_penalty: float):
         self.request, self.beam_width, self.length_penalty = request, beam_width, length_penalty
-        self.early_stopping = early_stopping
         self.beams, self.logprobs = [request], [0.0]
         self.finished: list[tuple[float, float, list[int]]] = []
-
-    @property
-    def done(self) -> bool:
-        return not self.beams
+        self.finished_time: float | None = None
 
     def num_blocks(self, block_size: int) -> int:
         """The most blocks that its beams can hold: at worst they share only the prompt's full blocks."""
@@ -83,11 +80,9 @@ class BeamSearch:
                 values.append(logprob)
         self.finished.sort(key=lambda hypothesis: -hypothesis[0])  # stable: of equal ones the earlier first
         del self.finished[self.beam_width :]
-        # Compare the best beam's score, as if it ended now. With a penalty over 0 a longer one could still do better,
-        # so "never" uses the greatest length.
-        last = self.request.max_tokens if self.early_stopping == "never" and self.length_penalty > 0 else length
+        # The best beam counts as if it ended now. With a penalty over 0 a longer one could still do better.
         full = len(self.finished) == self.beam_width
-        if children and full and (self.early_stopping is True or self.score(values[0], last) <= self.finished[-1][0]):
+        if children and full and self.score(values[0], length) <= self.finished[-1][0]:
             parents, children, values = [], [], []
         self.beams, self.logprobs = children, values
         return parents
@@ -101,7 +96,8 @@ class BeamSearch:
             for token_id in token_ids:
                 completion.add(token_id)
         output = RequestOutput.of(completions)
-        metrics = replace(output.metrics, first_token_time=None, inter_token_latencies=())  # all tokens come at once
+        times = dict(first_token_time=None, finished_time=self.finished_time, inter_token_latencies=())  # all at once
+        metrics = replace(output.metrics, **times)
         pairs = zip(output.outputs, self.finished, strict=True)
         outputs = [replace(completion, cumulative_logprob=logprob) for completion, (_, logprob, _) in pairs]
         return replace(output, outputs=outputs, metrics=metrics)
@@ -114,9 +110,7 @@ def fork(parent: Request, index: int, token_id: int) -> Request:
     return child
 
 
-def make_searches(
-    engine: Engine, requests: list[Request], beam_width: int, length_penalty: float, early_stopping: bool | str
-) -> list[BeamSearch]:
+def make_searches(engine: Engine, requests: list[Request], beam_width: int, length_penalty: float) -> list[BeamSearch]:
     """A search for each request, checked.
 
     Raises:
@@ -128,15 +122,13 @@ def make_searches(
     except ValueError as error:
         raise ValueError(f"{error} (max_num_seqs and max_num_batched_tokens set the maximum)") from None
     length_penalty = check_number("length_penalty", length_penalty, -100, 100)
-    if early_stopping not in (False, True, "never"):
-        raise ValueError(f"early_stopping must be False, True or 'never', got {early_stopping!r:.80}")
-    searches = [BeamSearch(request, beam_width, length_penalty, early_stopping) for request in requests]
+    searches = [BeamSearch(request, beam_width, length_penalty) for request in requests]
     manager = engine.block_manager
     for i, search in enumerate(searches):
-        if search.num_blocks(manager.block_size) > manager.num_blocks:
+        if (needed := search.num_blocks(manager.block_size)) > manager.num_blocks:
             raise ValueError(
-                f"prompt {i}: its {beam_width} beams may need {search.num_blocks(manager.block_size)} blocks of the KV "
-                f"cache, there are {manager.num_blocks}"
+                f"prompt {i}: its {beam_width} beams may need {needed} blocks of the KV cache, there are "
+                f"{manager.num_blocks}"
             )
     return searches
 
@@ -156,18 +148,22 @@ class BeamEngine:
 
     def run(self, searches: list[BeamSearch], is_over: Callable[[], bool]) -> None:
         """Run all searches until they are done. Once `is_over`, abort the others."""
-        for request in list(self.scheduler.running):
-            self.scheduler.preempt(request)
         self.waiting, self.active = searches[::-1], []
         try:
             while (self.waiting or self.active) and not is_over():
-                self.step()
+                with self.engine.stats.timing():
+                    self.step()
+            for beam in [beam for search in self.active for beam in search.beams]:
+                self.block_manager.free(beam)
+            for search in [*self.waiting, *self.active]:
+                search.request.finish("abort")
+        except BaseException:  # a step may have failed anywhere; only beams hold blocks
+            self.block_manager.clear()
+            raise
         finally:
-            if self.waiting or self.active:  # it ended early: only beams hold blocks, and the last step may have failed
-                self.block_manager.clear()
-        for search in [*self.waiting, *self.active]:
-            search.request.finish("abort")
-        self.engine.stats.num_requests += sum(not search.request.finished for search in searches)
+            self.waiting, self.active = [], []
+        for search in searches:
+            self.engine.stats.count_ended(search.request)
 
     def step(self) -> None:
         """One forward pass over all beams that grow, and the next generation of them."""
@@ -178,6 +174,8 @@ class BeamEngine:
 
     def schedule(self) -> list[Row]:
         """All beams that grow, and as much of the prompts as the step has room for."""
+        for request in list(self.scheduler.running):
+            self.scheduler.preempt(request)
         while self.waiting and self._fits(self.waiting[-1]):
             self._admit(self.waiting.pop())
         manager, budget, rows, self.copies = self.block_manager, self.scheduler.max_num_batched_tokens, [], []
@@ -223,6 +221,7 @@ class BeamEngine:
             token_ids = [child.output_token_ids[-1] for child in search.beams]
             parents = [parent.index for parent in parents]
             self.scheduler.emit("beams", search.request, parents=parents, token_ids=token_ids)
-            if search.done:
+            if not search.beams:
+                search.finished_time = time.perf_counter()
                 self.scheduler.emit("finished", search.request, reason="beams")
-        self.active = [search for search in self.active if not search.done]
+        self.active = [search for search in self.active if search.beams]

@@ -42,13 +42,12 @@ class LLM(LLMBase):
         config = EngineConfig(model, **options)
         self.loop = EngineLoop(lambda: Engine(config))
         self.engine, self.inputs = self.loop.engine, InputProcessor(self.loop.engine, Request)
-        self.beams, self.aborting = BeamEngine(self.engine), False
+        self.beams = BeamEngine(self.engine)
         weakref.finalize(self, self.loop.close, abort=True)  # a dropped LLM closes its engine
 
     def close(self, *, abort: bool = False) -> None:
         """Accept no more requests, finish the unfinished ones (or abort them), and end the engine's thread. Blocks
         until then. Not needed: an LLM that is dropped, or a program that ends, aborts its requests."""
-        self.aborting |= abort  # a running beam search looks at it
         self.loop.close(abort=abort)
         self.loop.thread.join()
 
@@ -106,7 +105,7 @@ class LLM(LLMBase):
     ) -> Iterator[StreamEvent]:
         """Like `generate`, but yields each token as it is made.
 
-        The texts of an index, joined, are the text that `generate` returns for it.
+        The texts of a completion's events, joined, are the text that `generate` returns.
         """
         requests = self.inputs.requests(prompts, sampling_params, priority)
         index = {completion: i for i, request in enumerate(requests) for completion in request.completions()}
@@ -123,24 +122,22 @@ class LLM(LLMBase):
         beam_width: int = 4,
         max_tokens: int = 64,
         length_penalty: float = 1.0,
-        early_stopping: bool | str = False,
     ) -> list[RequestOutput]:
         """The `beam_width` best completions that beam search finds for each prompt, the best first.
 
         Like Hugging Face's `generate(num_beams=beam_width, num_return_sequences=beam_width)`: a completion's score is
-        its `cumulative_logprob` divided by its number of tokens to the power of `length_penalty`. With `early_stopping`
-        True, the search ends when `beam_width` completions have ended; with False, when the best beam is also no better
-        than these; with "never", when no beam can become better. All other requests wait in the meantime.
+        its `cumulative_logprob` divided by its number of tokens to the power of `length_penalty`. The search ends when
+        `beam_width` completions have ended, and the best beam is no better. All other requests wait in the meantime.
 
         Raises:
             ValueError: a prompt or an argument is wrong, or the beams of a prompt could outgrow the KV cache.
         """
         max_tokens = check_integer("max_tokens", max_tokens, 1)
         requests = self.inputs.requests(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
-        searches = make_searches(self.engine, requests, beam_width, length_penalty, early_stopping)
+        searches = make_searches(self.engine, requests, beam_width, length_penalty)
         has_left = threading.Event()
         try:
-            self.loop.call(lambda: self.beams.run(searches, lambda: has_left.is_set() or self.aborting))
+            self.loop.call(lambda: self.beams.run(searches, lambda: has_left.is_set() or self.loop.aborting))
         finally:  # after a Ctrl-C the engine's thread need not finish them
             has_left.set()
         return [search.output() for search in searches]

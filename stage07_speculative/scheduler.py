@@ -128,7 +128,7 @@ class Scheduler:
             if self.block_manager.can_append(by_rank[0]):
                 self.block_manager.append(by_rank.popleft())
             else:
-                # Perhaps the one that needs the slot, but never the first of all: alone, it has enough blocks.
+                # It may be the one that needs the slot, but never the first of all: alone, that one has enough blocks.
                 self.preempt(by_rank.pop())
         return len(self.running) < num_running
 
@@ -142,7 +142,7 @@ class Scheduler:
         self.emit("preempted", request)
 
     def remove(self, request: Request) -> None:
-        """Remove a request that ended or was aborted; its blocks are free at once. Removing it twice does no harm."""
+        """Remove a request that ended or was aborted; its blocks are free at once. Idempotent."""
         if request in self.running:
             self.running.remove(request)
             self.block_manager.free(request)

@@ -2,7 +2,7 @@
 
     paged_attention(query, k_cache, v_cache, block_tables, query_start_loc, seq_lens) -> out
 
-A step's tokens are concatenated. A request has one of them (a decode) or several (a prefill, or a piece of one).
+A step's tokens are concatenated. A request has one of them (a decode) or several (a prefill, or a chunk of one).
 Attention treats both alike: queries, and the keys that they may see.
 
     query            [num_tokens, n_head, head_dim]
@@ -19,7 +19,6 @@ The rest of the cache is never used, not even multiplied by zero: it may be NaN.
 """
 
 import functools
-import importlib.util
 import logging
 import math
 import os
@@ -83,10 +82,10 @@ def pick_c(device: torch.device, head_dim: int, on: Collection[str]) -> PagedAtt
 def pick_triton(device: torch.device, head_dim: int) -> PagedAttention:
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("it needs CUDA; on a CPU set TRITON_INTERPRET=1, which is slow and meant for tests")
-    if importlib.util.find_spec("triton") is None:
-        raise RuntimeError("the package triton is not installed")
-    from .kernels import triton_kernel
-
+    try:
+        from .kernels import triton_kernel
+    except ImportError as error:
+        raise RuntimeError(f"the package triton can't be imported: {error}") from None
     if head_dim > triton_kernel.MAX_HEAD_DIM:
         raise RuntimeError(f"it takes heads of up to {triton_kernel.MAX_HEAD_DIM} dimensions, not {head_dim}")
     return triton_kernel.paged_attention

@@ -32,6 +32,7 @@ class EngineLoop(Worker):
         callbacks: unfinished requests, each with the function that gets its updates. Only the engine's thread
             changes it.
         has_failed: whether a step has failed since a request last got a token.
+        aborting: whether unfinished requests end when it is closed.
 
     Raises:
         What make_engine raises; RuntimeError in a fork of a process that has an engine.
@@ -43,7 +44,7 @@ class EngineLoop(Worker):
         super().__init__()
         self.make_engine, self.made = make_engine, queue.SimpleQueue()
         self.callbacks: dict[Request, Callback] = {}
-        self.has_failed = False
+        self.has_failed = self.aborting = False
         try:
             self.thread.start()
             self.wait(self.made)
@@ -95,7 +96,8 @@ class EngineLoop(Worker):
     def close(self, *, abort: bool = False) -> None:
         """Accept no more requests, finish the unfinished ones (or abort them), and end the thread. Does not wait for
         it."""
-        self.send(lambda: self._close(abort))
+        self.aborting |= abort  # a command that takes long looks at it
+        self.send(self._close)
 
     # --- The engine's thread ----------------------------------------------------------------------------------------
 
@@ -184,9 +186,9 @@ class EngineLoop(Worker):
             self.engine.abort(request)
         self._notify(unfinished)
 
-    def _close(self, abort: bool) -> None:
+    def _close(self) -> None:
         self.closing = True
-        if abort:
+        if self.aborting:
             self._abort(list(self.callbacks))
 
     def _notify(self, updated: list[Request]) -> None:
@@ -209,8 +211,8 @@ class EngineLoop(Worker):
                     self.callbacks.pop(request, None)
 
     def _fail(self, requests: Iterable[Request], error: BaseException) -> None:
-        """Give the callers of these requests the error, and forget them."""
-        for callback in dict.fromkeys([self.callbacks[request] for request in requests]):
+        """Give the callers of these requests, unless they have left, the error, and forget them."""
+        for callback in dict.fromkeys([self.callbacks[request] for request in requests if request in self.callbacks]):
             with contextlib.suppress(Exception):
                 callback([], error)
         for request in requests:

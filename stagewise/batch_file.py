@@ -34,6 +34,7 @@ model.
 
 import contextlib
 import functools
+import hashlib
 import itertools
 import os
 import time
@@ -54,7 +55,7 @@ except ModuleNotFoundError:  # Windows
 from .beams import BEAM_FIELDS, completed_by_beams, drawing
 from .console import Progress
 from .dataset import Columns, Dataset, are_objects, find, has, is_on_disk, messages_of
-from .exits import naming, tell
+from .exits import MissingPackageError, naming, tell
 from .manifest import begin, describe_run, resume
 from .openai.fields import objection
 from .openai.lines import answer, answer_id, check_request, is_request, longest_output, read_job, refusal, served_lines
@@ -281,6 +282,8 @@ class LineReader:
             line.longest = line.params.max_tokens
             if getattr(self.config, "policy", None) == "priority":
                 line.priority = values.get("priority", 0)
+        except MissingPackageError:
+            raise
         except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
             line.error = f"line {number}: {error}"
         return line
@@ -305,6 +308,8 @@ class LineReader:
                     self.llm.validate(prompt, line.params, *([line.priority] if self.stage.has_priority else []))
                 if self.beam_width is not None and line.params.max_tokens:
                     check_beams(self.stage, self.llm, prompt, line.params.max_tokens, self.beam_width)
+        except MissingPackageError:
+            raise
         except (ValueError, RecursionError) as error:
             line.error = f"line {line.number}: {error}"
 
@@ -328,7 +333,9 @@ class LineReader:
         try:
             from .openai.chat import ChatTemplate, load_template, special_tokens
         except ModuleNotFoundError as error:
-            raise ValueError(f'chats need what the server needs: pip install "stagewise[serve]" ({error})') from None
+            raise MissingPackageError(
+                f'chats need what the server needs: pip install "stagewise[serve]" ({error})'
+            ) from None
         directory = self.stage.tokenizer_files(self.model, self.config.load_format, self.tokenizer)
         if self._template is None:
             template = load_template(None, directory)
@@ -576,7 +583,14 @@ def in_parts(stage: Stage, jobs: list[Job], llm: Any, reader: LineReader) -> Ite
 def describe_batch(stage: Stage, setup: Setup, dataset: Dataset, how: How) -> dict:
     """Everything that the answers depend on, see manifest.py."""
     run = describe_run(stage, setup, dataset, how.sampling) | {"beam_width": how.beam_width}
-    return run | {"columns": how.columns.to_dict(), "chat_template": how.chat_template}
+    template = how.chat_template
+    if template is None:  # that of the tokenizer, as it came: a converted model need not have it
+        model, tokenizer = (how.model, how.tokenizer) if how.model else (setup.config.model, setup.config.tokenizer)
+        directory = stage.tokenizer_files(model, setup.config.load_format, tokenizer)
+        files = [directory / name for name in ("chat_template.jinja", "tokenizer_config.json")]
+        texts = [file.read_bytes() for file in files if file.is_file()]
+        template = hashlib.sha256(b"".join(texts)).hexdigest() if texts else None
+    return run | {"columns": how.columns.to_dict(), "chat_template": template}
 
 
 def refused(jobs: list[Job]) -> Iterator[Answer]:

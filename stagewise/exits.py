@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 
+class MissingPackageError(ValueError):
+    """A package of an extra is not installed: no input is wrong."""
+
+
 def prepare_streams() -> None:
     """Let streams take any character, whatever their encoding; a closed stderr discards everything."""
     if sys.stderr is None:

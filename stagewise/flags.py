@@ -320,7 +320,8 @@ def template_of(args: argparse.Namespace) -> str | None:
 def pairs_of(args: argparse.Namespace) -> list[tuple[str, Path]]:
     """Each input with its output. Raises ValueError if that is unclear."""
     sources, outputs = args.input or [], args.output or []
-    if sources and len(outputs) == 1 and outputs[0].is_dir():
+    shards = args.ray is not None and len(sources) == 1  # a directory has its parts
+    if sources and not shards and len(outputs) == 1 and outputs[0].is_dir():
         outputs = [outputs[0] / f"{Path(source).stem}.jsonl" for source in sources]
     if len(sources) != len(outputs):
         raise ValueError(

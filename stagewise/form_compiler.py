@@ -31,7 +31,8 @@ class FormCheck:
         command, pipe, null = [sys.executable, __file__], subprocess.PIPE, subprocess.DEVNULL
         self.process: Any = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null)
         try:
-            self._say(setup)
+            if not self._say(setup):
+                raise OSError("the process that compiles structured outputs ended before it had one to compile")
         except BaseException:
             self.kill()
             raise

@@ -46,8 +46,11 @@ def begin(output: str, run: dict) -> None:
     if path.exists() and "input_sha256" not in read_json(path):
         raise ValueError(f"{path} exists and is not a manifest: remove it, or choose another --output")
     new = path.with_name(path.name + ".new")
-    with naming(new):
-        new.write_text(json.dumps(run, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    with naming(new), new.open("w", encoding="utf-8") as file:
+        json.dump(run, file, indent=1, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())  # before the output: without its manifest, it can't be resumed
     os.replace(new, path)
 
 

@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--config", metavar="FILE", help=help)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """With the flags of a --config before those of the command line."""
+        """With the flags of a --config after those of the command line: a list would take the words that follow it."""
         args = sys.argv[1:] if args is None else list(args)
         try:
             path, config = read_config(args)
@@ -82,7 +82,8 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{path}: there is no flag {flag}{f'; {hint}' if hint else ''}")
             if given.isdisjoint((flag, f"--no-{flag[2:]}", *self._option_string_actions[flag].option_strings)):
                 flags += self._as_arguments(flag, value)
-        return super().parse_known_args([*flags, *args], namespace)
+        end = args.index("--") if "--" in args else len(args)  # what follows it are no flags
+        return super().parse_known_args([*args[:end], *flags, *args[end:]], namespace)
 
     def _as_arguments(self, flag: str, value: Any) -> list[str]:
         """A --config value as on the command line."""
@@ -154,7 +155,7 @@ def read_config(args: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
         raise ValueError(f"--config {path} is not a regular file, and it is read more than once")
     try:
         with naming(path), open(path, "rb") as file:
-            config = tomllib.load(file)
+            config = tomllib.loads(file.read().decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"--config {path} is not TOML: {error}") from None
     if "config" in config:

@@ -13,6 +13,7 @@ import itertools
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, DatasetCardData, HfApi
 
@@ -69,6 +70,12 @@ def read(path: Path) -> tuple[list[dict], dict]:
     return results, run
 
 
+def completions(result: dict) -> list[Any]:
+    """A result line's completions, also those of an answer in OpenAI's format."""
+    body = (result.get("response") or {}).get("body") or {}
+    return result.get("outputs") or body.get("choices") or [result]
+
+
 def is_truncated(completion: object) -> bool:
     return isinstance(completion, dict) and completion.get("finish_reason") == "length"
 
@@ -113,7 +120,7 @@ def card(name: str, path: Path, results: list[dict], run: dict, scores: dict | N
         name=name.split("/")[-1],
         lines=len(results),
         errors=sum(result.get("error") is not None for result in results),
-        truncated=sum(map(is_truncated, itertools.chain(*(result.get("outputs", [result]) for result in results)))),
+        truncated=sum(map(is_truncated, itertools.chain(*map(completions, results)))),
         stage=run["stage"],
         version=run["version"],
         model=run["model"],

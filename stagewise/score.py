@@ -14,6 +14,8 @@ counts. A nested field is OUTER.INNER, as in `answer.aliases`:
     f1            harmonic mean of the precision and recall of the words they share
     mean_logprob  mean log-probability of the generated tokens, where the run had --logprobs
 
+A reference that is a number is compared by its value: "42" is 42.0, and "5" is not -5.
+
 For a line with `choices` (scored by a run) the reference field names the right one: by its text, or
 by its number from 0, as a number or as digits:
 
@@ -51,6 +53,8 @@ from .dataset import HUB, STDIN, fetch, find, find_results, has, unpacked
 from .exits import Outcome, naming, tell
 from .parser import Parser
 from .strict_json import from_line
+
+NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)")
 
 
 def normalize(text: str) -> str:
@@ -93,7 +97,7 @@ def score_line(result: Any, field: str | None) -> dict:
     if result.get("finish_reason") == "length":
         scores["truncated"] = 1
     if expected is not None:
-        scores |= compare(result["text"], texts_of(field, expected))
+        scores |= compare(result["text"], references_of(field, expected))
     if result.get("cumulative_logprob") is not None:
         logprob, token_ids = result["cumulative_logprob"], result.get("token_ids")
         if isinstance(logprob, bool) or not isinstance(logprob, int | float) or not abs(logprob) < 1e300:
@@ -104,25 +108,35 @@ def score_line(result: Any, field: str | None) -> dict:
     return scores
 
 
-def texts_of(field: str | None, expected: Any) -> list[str]:
-    """A reference as a list of texts. Raises ValueError if it is not one."""
+def references_of(field: str | None, expected: Any) -> list[str | int | float]:
+    """A reference as a list of texts and numbers. Raises ValueError if it is not one."""
     if isinstance(expected, dict):
         names = ", ".join(f"{field}.{name}" for name in expected)
         raise ValueError(f"field {field!r} is an object: name a field of it ({names})")
     expected = expected if isinstance(expected, list) else [expected]
     if not expected or not all(isinstance(one, str | int | float) for one in expected):
         raise ValueError(f"field {field!r} must be a string, a number or a list of these, got {expected!r:.80}")
-    return [one if isinstance(one, str) else json.dumps(one) for one in expected]
+    return [json.dumps(one) if isinstance(one, bool) else one for one in expected]
 
 
-def compare(text: str, references: list[str]) -> dict[str, float]:
+def compare(text: str, references: list[Any]) -> dict[str, float]:
     """The scores of a text against the best of its references."""
-    text, normalized = normalize(text), [normalize(one) for one in references]
-    return {
-        "exact_match": max(int(text == one) for one in normalized),
-        "contains": max(int(f" {one} " in f" {text} ") for one in normalized),
-        "f1": max(f1(text, one) for one in normalized),
-    }
+    all_scores = [compare_text(text, one) if isinstance(one, str) else compare_number(text, one) for one in references]
+    return {name: max(scores[name] for scores in all_scores) for name in all_scores[0]}
+
+
+def compare_text(text: str, reference: str) -> dict[str, float]:
+    text, reference = normalize(text), normalize(reference)
+    contains = f" {reference} " in f" {text} "
+    return {"exact_match": int(text == reference), "contains": int(contains), "f1": f1(text, reference)}
+
+
+def compare_number(text: str, reference: float) -> dict[str, float]:
+    """A number is compared by its value: without punctuation, as texts are, -1.5 would be 15."""
+    values = [float(found.replace(",", "")) for found in NUMBER.findall(text)]
+    only = NUMBER.fullmatch(text.strip().strip("$.")) is not None and values == [reference]
+    contains, num_words = reference in values, len(text.split())
+    return {"exact_match": int(only), "contains": int(contains), "f1": 2 * contains / (num_words + 1)}
 
 
 def read_likelihoods(result: dict) -> list[dict]:
@@ -162,11 +176,12 @@ def number_of_choice(label: Any, choices: Sequence[Any]) -> int:
     if isinstance(label, list) and len(label) == 1:
         (label,) = label
     stripped = [choice.strip() if isinstance(choice, str) else choice for choice in choices]
-    text, number = label.strip() if isinstance(label, str) else "", None
-    if text in stripped:
-        return stripped.index(text)
-    if text.isdecimal():
-        number = int(text)
+    number = None
+    if isinstance(label, str):
+        text = label.strip()
+        if text in stripped:
+            return stripped.index(text)
+        number = int(text) if text.isdecimal() else None
     elif (isinstance(label, int) and not isinstance(label, bool)) or (isinstance(label, float) and label.is_integer()):
         number = int(label)
     if number is None or not 0 <= number < len(choices):

@@ -41,8 +41,9 @@ def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
 
 
 def read_text(path: Path) -> str:
+    """The text of a file, without a byte order mark. Raises ValueError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
     except OSError as error:

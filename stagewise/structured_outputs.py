@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from .exits import MissingPackageError
 from .form_compiler import SECONDS, FormCheck, Words
 from .stages import end_tokens, llm_of
 
@@ -158,8 +159,8 @@ class Structured:
         ends = end_tokens(llm)
         if not ends:
             raise ValueError("structured_outputs needs a model with an end token, which ends the form")
-        self._compile = functools.partial(make_matcher, form, llm.get_tokenizer(), ends, seconds)
-        self._start, self._seconds = self._compile()
+        self._compile = functools.partial(make_matcher, form, llm.get_tokenizer(), ends)
+        self._start, self._seconds = self._compile(seconds)
         self._matchers: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # output -> the matcher after it
 
     def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: "Tensor") -> "Tensor":
@@ -201,21 +202,24 @@ class Structured:
 
 
 def make_matcher(
-    asked: Form, tokenizer: Any, eos_token_ids: tuple[int, ...], seconds: float = SECONDS
+    asked: Form, tokenizer: Any, eos_token_ids: tuple[int, ...], seconds: float | None = None
 ) -> tuple[Any, float]:
     """llguidance's matcher for a form, at the beginning of an output, and the CPU time in seconds that compiling it
-    took in this thread. Raises ValueError."""
+    took in this thread. Raises ValueError.
+
+    seconds: of CPU time that it may take; it is tried first, in another process. None: it is known to be quick.
+    """
     try:
         import llguidance
     except ModuleNotFoundError:
-        raise ValueError(MISSING) from None
+        raise MissingPackageError(MISSING) from None
     name = next(name for name in FORMS if getattr(asked, name) is not None)
     words, setup = vocabulary(tokenizer, eos_token_ids)
     try:
         grammar = grammar_of(asked, llguidance)
     except Exception as error:  # llguidance's converters raise several kinds
         raise ValueError(f"structured_outputs.{name}: {reason(str(error))}") from None
-    if error := check(grammar, setup, seconds):
+    if seconds is not None and (error := check(grammar, setup, seconds)):
         raise ValueError(f"structured_outputs.{name}: {reason(error)}")
     limits = llguidance.LLParserLimits(verbose_errors=False, **LIMITS)
     started = time.thread_time()

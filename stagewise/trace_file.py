@@ -344,5 +344,5 @@ def check(what: str, record: object, fields: dict, optional: dict | None = None)
 
 
 def one_of(what: str, name: object, known: tuple | dict) -> None:
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}")
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"unknown {what} {name!r:.80}")

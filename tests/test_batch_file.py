@@ -640,3 +640,11 @@ def test_errors_of_the_disk_name_the_file(tmp_path):
     if sys.platform == "linux":
         with pytest.raises(OSError, match="Input/output error: '/proc/self/mem'"):
             read_dataset("/proc/self/mem")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file names are UTF-8")
+def test_names_that_are_not_utf8(tmp_path):
+    source, output = tmp_path / os.fsdecode(b"in-\xff.jsonl"), tmp_path / "out.jsonl"
+    write_lines(source, {"prompt": "A fox"})
+    for flags in ((), ("--resume",)):
+        assert ONE.main("--input", source, "--output", output, *QUICK, *flags)[0] == 0

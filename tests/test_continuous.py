@@ -412,6 +412,46 @@ def test_a_caller_that_can_not_be_told_is_aborted(stage, small_checkpoint):
     check(llm)
 
 
+def test_a_caller_that_can_not_be_told_while_steps_fail(stage, small_checkpoint, monkeypatch):
+    """Its error ends its own requests, not the engine."""
+    llm = stage.LLM(small_checkpoint, device="cpu")
+    requests = [llm.inputs.request([1], stage.SamplingParams(max_tokens=most, ignore_eos=True)) for most in (1, 9)]
+    forward, commit, failing = llm.engine.runner.forward, llm.engine.commit, [1, 1]
+
+    def fail_first(batch):
+        return 1 / failing.pop() - 1 / 0 if len(failing) == 2 else forward(batch)
+
+    def fail_late(*arguments):
+        updated = commit(*arguments)
+        return 1 / 0 if failing and failing.pop() else updated
+
+    def callback(updated, error):
+        if updated:
+            raise KeyError("mine")
+
+    monkeypatch.setattr(llm.engine.runner, "forward", fail_first)
+    monkeypatch.setattr(llm.engine, "commit", fail_late)
+    llm.loop.submit(requests, callback)
+    (output,) = llm.generate([[3]], stage.SamplingParams(max_tokens=2, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 2
+    assert not unfinished(llm)
+    check(llm)
+
+
+def test_a_step_that_failed_does_not_end_the_wait(stage, small_checkpoint, monkeypatch):
+    """The queue time ends with the step that computed something."""
+    llm = stage.LLM(small_checkpoint, device="cpu")
+    forward, moments = llm.engine.runner.forward, []
+
+    def fail_first(batch):
+        moments.append(time.perf_counter())
+        return 1 / 0 if len(moments) == 1 else forward(batch)
+
+    monkeypatch.setattr(llm.engine.runner, "forward", fail_first)
+    (output,) = llm.generate([[1, 2]], stage.SamplingParams(max_tokens=2))
+    assert output.metrics.first_scheduled_time > moments[0]
+
+
 def test_leaving_many_requests_is_quick(stage, small_checkpoint):
     """Aborting each of 4,000 waiting requests does not take work for each of the others."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)

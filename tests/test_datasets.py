@@ -296,6 +296,17 @@ def test_push(hub, tmp_path, monkeypatch):
     assert "USER/new can't be written" in refusal(push.main, output, "--repo", "USER/new")
 
 
+def test_a_card_counts_what_was_cut(tmp_path):
+    """In every form of results, OpenAI's too."""
+    body = {"choices": [{"finish_reason": "length"}, {"finish_reason": "stop"}]}
+    answer = {"custom_id": "a", "response": {"body": body}, "error": None}
+    failed = {"custom_id": "b", "response": None, "error": {"message": "no"}}
+    several = {"outputs": [{"finish_reason": "length"}] * 2}
+    results = [answer, failed, several, {"text": "a", "finish_reason": "length"}, {"error": "no"}]
+    run = {"stage": "stage04_continuous", "version": "1", "model": "m", "sampling": {}}
+    assert "4 outputs" in push.card("USER/new", tmp_path / "out.jsonl", results, run, None)
+
+
 def test_scores_of_the_hub(hub, tmp_path):
     """The same scores as for the file on disk. If a dataset has only one result file, it need not be named."""
     texts = enumerate(["A fox", "a cat", "fox"])

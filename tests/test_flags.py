@@ -122,5 +122,7 @@ def test_sizes_that_are_none():
 
 
 def test_a_directory_takes_the_output_of_a_single_input_too(tmp_path):
-    args = argparse.Namespace(input=["data/a.jsonl"], output=[tmp_path])
+    args = argparse.Namespace(input=["data/a.jsonl"], output=[tmp_path], ray=None)
     assert pairs_of(args) == [("data/a.jsonl", tmp_path / "a.jsonl")]
+    args.ray = "auto"  # there it has the parts of the output
+    assert pairs_of(args) == [("data/a.jsonl", tmp_path)]

@@ -605,12 +605,12 @@ def batch_of(prompt):
     return {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt), dtype=torch.int64)}
 
 
-def reference_beams(model, prompt, beam_width, max_tokens, length_penalty, early_stopping=False):
+def reference_beams(model, prompt, beam_width, max_tokens, length_penalty):
     """Hugging Face's beams: (output tokens, score), the best first."""
     result = model.generate(
         **batch_of(prompt), do_sample=False, num_beams=beam_width, num_return_sequences=beam_width,
         max_new_tokens=max_tokens, pad_token_id=39, length_penalty=length_penalty, output_scores=True,
-        early_stopping=early_stopping, return_dict_in_generate=True,
+        return_dict_in_generate=True,
     )  # fmt: skip
     eos = model.generation_config.eos_token_id
     eos, beams = eos if isinstance(eos, list) else [eos], []
@@ -667,39 +667,9 @@ def test_end_tokens_take_no_beams_place(stage, always_ending_checkpoint):
     model = GPT2LMHeadModel.from_pretrained(always_ending_checkpoint).eval()
     llm = engine(stage, always_ending_checkpoint, max_num_seqs=15, block_size=4, num_blocks=150)
     for prompt in random_prompts(40, [3, 9, 16]):
-        expected = [tokens for tokens, _ in reference_beams(model, prompt, 2, 6, 4.0, "never")]
+        expected = [tokens for tokens, _ in reference_beams(model, prompt, 2, 6, 4.0)]
         assert max(map(len, expected)) > 1
-        assert [c.token_ids for c in llm.beam_search([prompt], 2, 6, 4.0, "never")[0].outputs] == expected
-
-
-@about_beams
-@pytest.mark.parametrize("early_stopping", [True, "never"])
-def test_when_beams_stop(stage, ending_checkpoint, early_stopping):
-    """As Hugging Face's, and each way to stop differs from the default for some prompt."""
-    model = GPT2LMHeadModel.from_pretrained(ending_checkpoint).eval()
-    prompts, differ = random_prompts(40, [3, 17, 9, 16]), False
-    llm = engine(stage, ending_checkpoint, max_num_seqs=15, block_size=4, num_blocks=150)
-    for length_penalty in (2.0, 1.0, -1.0):
-        outputs = llm.beam_search(prompts, 3, 14, length_penalty, early_stopping)
-        for prompt, output in zip(prompts, outputs, strict=True):
-            expected = reference_beams(model, prompt, 3, 14, length_penalty, early_stopping)
-            assert [c.token_ids for c in output.outputs] == [tokens for tokens, _ in expected]
-            differ |= expected != reference_beams(model, prompt, 3, 14, length_penalty)
-    assert differ
-    with pytest.raises(ValueError, match="early_stopping must be False, True or 'never', got 'soon'"):
-        llm.beam_search([[1]], 2, 3, early_stopping="soon")
-
-
-@about_beams
-def test_never_stops_while_a_beam_could_be_better(stage):
-    """With a penalty below 0 a beam scores best if it ends now. By the greatest length this search would stop."""
-    request = stage.make_request(stage.SamplingParams(max_tokens=10), [5], eos_token_ids=[0])
-    search = stage.part("beam_search").BeamSearch(request, 2, -1.0, "never")
-    search.advance(torch.tensor([[0.08, 0.90, 0.02]]).log())
-    search.advance(torch.tensor([[0.45, 0.54, 0.01], [0.2, 0.5, 0.3]]).log())
-    assert [tokens for *_, tokens in search.finished] == [[1, 0], [0]]
-    assert [beam.output_token_ids for beam in search.beams] == [[1, 1], [2, 1]]
-    assert not search.done
+        assert [c.token_ids for c in llm.beam_search([prompt], 2, 6, 4.0)[0].outputs] == expected
 
 
 @about_beams
@@ -840,6 +810,47 @@ def test_closing_an_engine_aborts_a_beam_search(stage, small_checkpoint, monkeyp
 
 
 @about_beams
+def test_a_search_that_is_not_run_costs_nobody_anything(stage, small_checkpoint):
+    """Without prompts, or if its caller has left: no request is preempted, and the prefix cache keeps its blocks."""
+    llm, prompt = engine(stage, small_checkpoint), random_prompts(211, [40])[0]
+    llm.generate([prompt], greedy(stage, 2))
+    stream = llm.stream([[1, 2, 3]], greedy(stage, 9))
+    next(stream)
+    assert llm.beam_search([]) == []
+    searches = stage.part("beam_search").make_searches(llm.engine, [llm.inputs.request([5], greedy(stage, 9))], 2, 1.0)
+    llm.loop.call(lambda: llm.beams.run(searches, lambda: True))
+    assert searches[0].output().outputs[0].finish_reason == "abort"
+    assert len(list(stream)) == 8
+    assert llm.stats.num_preemptions == 0
+    assert cached(llm.generate([prompt], greedy(stage, 2))) == [32]
+
+
+@about_beams
+def test_a_search_that_is_left_gives_its_blocks_back(stage, small_checkpoint):
+    """In the middle. What others have computed can still be found."""
+    llm, prompt, steps = engine(stage, small_checkpoint), random_prompts(211, [40])[0], iter([False] * 4 + [True] * 9)
+    llm.generate([prompt], greedy(stage, 2))
+    requests = [llm.inputs.request(prompt, greedy(stage, 9)) for prompt in ([5], [6, 7])]
+    searches = stage.part("beam_search").make_searches(llm.engine, requests, 2, 1.0)
+    llm.loop.call(lambda: llm.beams.run(searches, lambda: next(steps)))
+    llm.engine.scheduler.check_integrity()
+    assert llm.beams.active == llm.beams.waiting == []
+    assert cached(llm.generate([prompt], greedy(stage, 2))) == [32]
+
+
+@about_beams
+def test_beams_are_counted_and_timed(stage, small_checkpoint):
+    """As other requests are: each by its own end, and with what the prefix cache had."""
+    llm, prompts = engine(stage, small_checkpoint, max_num_seqs=2), [[1, 2], [3, 4], random_prompts(211, [20])[0]]
+    outputs = llm.beam_search([*prompts, prompts[2]], 2, 8)
+    ends = [output.metrics.finished_time for output in outputs]
+    assert ends == sorted(ends)
+    assert len(set(ends)) == 4
+    assert llm.stats.seconds > 0
+    assert (llm.stats.num_requests, llm.stats.num_prompt_tokens, llm.stats.num_cached_tokens) == (4, 44, 16)
+
+
+@about_beams
 def test_a_beam_search_that_just_fits(stage, small_checkpoint):
     """Three beams share the prompt's block of 16 tokens, and have one each for the 16 that are read after it."""
     make = lambda num_blocks: stage.LLM(small_checkpoint, device="cpu", block_size=16, num_blocks=num_blocks)  # noqa: E731
@@ -866,7 +877,7 @@ def test_searches_take_their_turns(stage, small_checkpoint):
     prompts = random_prompts(211, [20, 9, 9])
     requests = [llm.inputs.request(prompt, params, number=i) for i, prompt in enumerate(prompts)]
     with torch.inference_mode():
-        beams.run(part.make_searches(llm.engine, requests, 2, 1.0, False), lambda: False)
+        beams.run(part.make_searches(llm.engine, requests, 2, 1.0), lambda: False)
     assert [request_id for kind, request_id in told if kind == "preempted"] == ["a", "b"]
     assert [request_id for kind, request_id in told if kind == "admitted"] == ["0", "1", "2"]
     assert all(row.num_tokens for row in rows)

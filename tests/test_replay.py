@@ -65,6 +65,7 @@ def test_a_file_that_is_no_trace(tmp_path, records, message):
         ("header", dict(num_blocks=3 * 10**9), "line 1: the header: num_blocks can't be 3000000000, over 10,000,000"),
         ("header", dict(num_slots=10**7 + 1), "line 1: the header: num_slots can't be 10000001, over 10,000,000"),
         ("header", dict(free=[[1]], num_findable=0), "line 1: the header: free is a list of blocks' numbers"),
+        ("header", dict(stage=["stage01_single"]), "line 1: the header: stage can't be"),
         ("header", dict(num_blocks=2), "line 2: block 2 is taken, and is not a free block"),
         ("header", dict(free=[0, 1], num_findable=0), "line 2: block 2 is taken, and is not a free block"),
         ("step", dict(rows=...), "line 2: the step lacks 'rows'"),

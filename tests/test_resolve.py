@@ -86,6 +86,18 @@ def test_lines_name_a_model_as_the_command_line_does(cache, tmp_path):
     assert {answer["response"]["body"]["model"] for answer in answers} == {str(source)}
 
 
+def test_a_resumed_run_has_the_same_chat_template(cache, tmp_path):
+    """Also if it is a tokenizer's that was given: what is converted need not have it."""
+    tokenizer, source, output = Path(shutil.copytree(TINYTALES, tmp_path / "t")), tmp_path / "in", tmp_path / "out"
+    (tokenizer / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    source.write_text(json.dumps({"prompt": [{"role": "user", "content": "One day"}]}) + "\n")
+    command = ("--tokenizer", tokenizer, "--input", source, "--output", output, "--max-tokens", 3, "--quiet")
+    assert FOUR.main(*command)[0] == 0
+    assert FOUR.main(*command, "--resume")[0] == 0
+    (tokenizer / "chat_template.jinja").write_text("Well, {{ messages[0].content }}")
+    assert "--resume: chat_template differs from" in FOUR.refusal(*command, "--resume")
+
+
 def test_a_changed_source_is_converted_again(cache, source):
     """Whichever file has changed. What was made of it before is removed."""
     made = [readable_model(str(source))]

@@ -54,6 +54,15 @@ def test_texts(scored, tmp_path):
         pytest.param({"text": "a fox", "answer": "the Fox!"}, "exact_match", 1, id="articles, case and marks"),
         pytest.param({"text": "5", "answer": 5}, "exact_match", 1, id="a number"),
         pytest.param({"text": "7.5", "answer": 7.5}, "exact_match", 1, id="a fraction"),
+        pytest.param({"text": " $1,234.50.", "answer": 1234.5}, "exact_match", 1, id="as people write it"),
+        pytest.param({"text": "42", "answer": 42.0}, "exact_match", 1, id="as pandas writes it"),
+        pytest.param({"text": "420", "answer": 42.0}, "contains", 0, id="another number"),
+        pytest.param({"text": "5", "answer": -5}, "contains", 0, id="its sign"),
+        pytest.param({"text": "15", "answer": 1.5}, "exact_match", 0, id="its point"),
+        pytest.param({"text": "9 - 4 = 5 hens", "answer": 5}, "contains", 1, id="among others"),
+        pytest.param({"text": "5 hens", "answer": 5}, "exact_match", 0, id="and a word"),
+        pytest.param({"text": "5 hens", "answer": 5}, "f1", 2 / 3, id="a word too many"),
+        pytest.param({"text": "yes", "answer": True}, "exact_match", 0, id="a truth value"),
         pytest.param({"text": "yes", "answer": [1, "yes"]}, "exact_match", 1, id="the best of several"),
         pytest.param({**FOX, "scores": "high", "choice": 3}, "exact_match", 1, id="an input field named scores"),
         pytest.param({**FOX, "error": "no token can be sampled"}, "exact_match", 0, id="failed after some text"),
@@ -101,6 +110,11 @@ def test_a_label_is_a_number_or_a_text(scored, label):
     assert summary["accuracy"] == summary["accuracy_norm"] == 0.5
     nested = {**labelled(None), "gold": {"label": label}}
     assert scored([nested], "--reference", "gold.label")[0]["accuracy"] == 1
+
+
+def test_a_blank_choice_is_not_every_label(scored):
+    line = {**labelled(1), "choices": ["", "dog", "fox "]}
+    assert scored([line], *ANSWER)[0]["accuracy"] == 1
 
 
 @pytest.mark.parametrize("label", [True, 1.5, "", "B", 3, -1, 10**400, {"a": 1}, [0, 1], "cat", float("nan")])

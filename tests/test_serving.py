@@ -693,6 +693,8 @@ def test_an_api_key_guards_v1(tales):
     headers = {"Authorization": "Bearer sésame".encode()}
     assert ask(app, "/v1/models", headers=headers).status_code == 200
     error_of(ask(app, "/v1/nothing"), 401)
+    for path in ("/live/visitors", "/live/levers"):  # they generate, and change the engine
+        error_of(ask(app, path, {}), 401)
     assert ask(app, "/health").status_code == 200
 
 

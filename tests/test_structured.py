@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stagewise import sampling_params, structured
+from stagewise import form_compiler, sampling_params, structured
 from stagewise import structured_outputs as forms
 from stagewise.structured_outputs import Form
 from tests.adapter import EOS, STAGES
@@ -398,6 +398,12 @@ def test_what_takes_too_long_to_compile_is_refused(llm, name):
     structured(llm, choice=[name])  # others go on
 
 
+def test_a_process_that_can_not_compile_is_not_the_forms_fault(monkeypatch):
+    monkeypatch.setattr(form_compiler.sys, "executable", "/bin/false")
+    with pytest.raises(OSError, match="the process that compiles structured outputs ended before"):
+        form_compiler.FormCheck(b"{}")
+
+
 def test_a_form_is_compiled_once(llm, tokenizer, monkeypatch):
     """However many outputs have it, even when they diverge."""
     made, make = [], forms.make_matcher
@@ -444,12 +450,15 @@ def test_a_full_lexer_is_no_limit_of_an_output(llm, tokenizer, monkeypatch):
     made, make = [], forms.make_matcher
     monkeypatch.setattr(forms, "make_matcher", lambda *form: made.append(form) or make(*form))
     processor, random = structured(llm, regex=r"(\w{1,30} ){1,300}"), np.random.default_rng(0)
+    monkeypatch.setattr(forms, "check", None)  # which would wait for other forms, and all requests of the step with it
     outputs = [[] for _ in range(4)]
     for _ in range(40):
         for output in outputs:
             allowed = processor.allowed(output)
             output.append(int(random.choice(np.flatnonzero(allowed[:EOS]))))
     assert len(made) > 1
+    monkeypatch.undo()
+    monkeypatch.setitem(forms.LIMITS, "max_lexer_states", 1000)
     for output in outputs:
         alone = structured(llm, regex=r"(\w{1,30} ){1,300}")
         assert np.array_equal(processor.allowed(output), alone.allowed(output))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 import threading
 import time
 
@@ -166,12 +167,24 @@ def test_a_flag_and_lines(tmp_path):
         assert says in stage.refusal("--prompts", "Once", "--structured-outputs", form)
 
 
+def test_what_is_not_installed_is_no_lines_error(tmp_path, monkeypatch):
+    """It would be an answer, which a resumed run keeps."""
+    stage, source, result = STAGES[5], tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps({"prompt": "Once", "sampling": {"structured_outputs": {"choice": ["fox"]}}}) + "\n")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "llguidance", None)
+        assert "needs the package llguidance" in stage.refusal("--input", source, "--output", result)
+    assert stage.main("--input", source, "--output", result, "--resume")[0] == 0
+    assert json.loads(result.read_text())["text"] == "fox"
+
+
 def test_forms_that_wait_take_half_of_the_connections(tales):
     app = limited(tales, max_connections=4)
     app.service.num_forms = 2
     response = ask(app, CHAT, {"model": "tales", "messages": HELLO, "guided_choice": ["fox"]})
     assert error_of(response, 429)["code"] == "queue_full"
     assert answer(app)["choices"]
+    assert answer(app, response_format={"type": "text"})["choices"]
     app.service.num_forms = 1
     assert answer(app, guided_choice=["fox"])["choices"][0]["message"]["content"] == "fox"
     assert app.service.num_forms == 1

@@ -14,8 +14,8 @@ class Stats:
     num_requests: int = 0  # finished
     num_truncated: int = 0  # those of them that reached their maximum length: "length"
     num_forwards: int = 0
-    num_tokens_computed: int = 0  # places that went through the model for a live request
-    num_padding_tokens: int = 0  # places that went through the model without a token of a live request
+    num_tokens_computed: int = 0  # token positions that went through the model for a live request
+    num_padding_tokens: int = 0  # token positions that went through the model without a token of a live request
     num_output_tokens: int = 0
     ttft_seconds: float = 0.0  # time to first token, summed over the finished requests
     seconds: float = 0.0  # spent in steps

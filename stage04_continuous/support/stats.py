@@ -37,8 +37,8 @@ class Stats:
     num_requests: int = 0  # finished
     num_truncated: int = 0  # their outputs that reached the maximum length: "length"
     num_forwards: int = 0
-    num_tokens_computed: int = 0  # places that went through the model for a live request
-    num_padding_tokens: int = 0  # places that went through the model without a token of a live request
+    num_tokens_computed: int = 0  # token positions that went through the model for a live request
+    num_padding_tokens: int = 0  # token positions that went through the model without a token of a live request
     num_output_tokens: int = 0
     kv_tokens_reserved: int = 0  # room in the KV cache, summed over the forward passes
     kv_tokens_used: int = 0  # the part of it that live requests had filled

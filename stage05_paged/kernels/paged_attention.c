@@ -1,8 +1,8 @@
 /* Attention over a paged KV cache, on a CPU. One call computes one layer of one step.
  *
  * The step's tokens are concatenated: request i has the queries from query_start_loc[i] up to
- * query_start_loc[i + 1], and seq_lens[i] keys; its queries belong to the last of them. Its position p is row
- * p % block_size of the block block_tables[i][p / block_size].
+ * query_start_loc[i + 1], and seq_lens[i] keys; its queries belong to the last of them. Its position p is at
+ * offset p % block_size of the block block_tables[i][p / block_size].
  *
  *   query, out  [num_tokens, n_head, head_dim]              float32; the query is already divided by
  *                                                           sqrt(head_dim)
@@ -67,12 +67,12 @@ static void attend_plainly(const Cache *c, const int64_t *table, int64_t head, c
     const int64_t dim = c->head_dim, size = c->block_size;
     float maximum = -FLT_MAX, sum = 0, weighted[MAX_DIM] = {0};
     for (int64_t p = 0, count; p < num_keys; p += count) {
-        const int64_t row = p % size, start = (table[p / size] * c->n_head + head) * dim * size;
-        count = at_most(at_most(num_keys - p, size - row), PART);
+        const int64_t offset = p % size, start = (table[p / size] * c->n_head + head) * dim * size;
+        count = at_most(at_most(num_keys - p, size - offset), PART);
         float scores[PART] = {0}, highest = maximum;
         for (int64_t d = 0; d < dim; d++)
             for (int64_t j = 0; j < count; j++)
-                scores[j] += query[d] * number(c->keys, start + d * size + row + j, c->dtype);
+                scores[j] += query[d] * number(c->keys, start + d * size + offset + j, c->dtype);
         for (int64_t j = 0; j < count; j++) highest = scores[j] > highest ? scores[j] : highest;
         const float shrink = expf(maximum - highest);
         maximum = highest, sum *= shrink;
@@ -81,7 +81,7 @@ static void attend_plainly(const Cache *c, const int64_t *table, int64_t head, c
             const float weight = expf(scores[j] - maximum);
             sum += weight;
             for (int64_t d = 0; d < dim; d++)
-                weighted[d] += weight * number(c->values, start + (row + j) * dim + d, c->dtype);
+                weighted[d] += weight * number(c->values, start + (offset + j) * dim + d, c->dtype);
         }
     }
     for (int64_t d = 0; d < dim; d++) out[d] = weighted[d] / sum;
@@ -169,9 +169,9 @@ INLINE void load_queries(State *s, const Item *item, const int max_rows) {
 /* The tile that begins at position `first`. */
 INLINE Tile locate(const Item *item, int64_t first, const int dtype) {
     const Cache *c = item->cache;
-    const int64_t row = first % c->block_size;
+    const int64_t offset = first % c->block_size;
     const int64_t start = (item->table[first / c->block_size] * c->n_head + item->head) * DIM * c->block_size;
-    return (Tile){c->keys + (start + row) * SIZE[dtype], c->values + (start + row * DIM) * SIZE[dtype]};
+    return (Tile){c->keys + (start + offset) * SIZE[dtype], c->values + (start + offset * DIM) * SIZE[dtype]};
 }
 
 /* The tiles of the chunk that begins at position `first`, and after them the one that is needed next: the

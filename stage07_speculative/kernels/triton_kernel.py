@@ -49,8 +49,8 @@ def attend_to_split(
         keys = begin + tl.arange(0, KEYS)  # [KEYS]: positions
         exists = keys < stop
         block = tl.load(block_tables + i * table_width + keys // BLOCK_SIZE, mask=exists, other=0)
-        base, row = (block * n_head + head) * head_dim * BLOCK_SIZE, keys % BLOCK_SIZE
-        at = base[None, :] + dims[:, None] * BLOCK_SIZE + row[None, :]
+        base, offset = (block * n_head + head) * head_dim * BLOCK_SIZE, keys % BLOCK_SIZE
+        at = base[None, :] + dims[:, None] * BLOCK_SIZE + offset[None, :]
         k = tl.load(k_cache + at, mask=exists[None, :] & (dims < head_dim)[:, None], other=0.0)  # [DIM, KEYS]
         scores = tl.dot(q.to(DOT), k.to(DOT), input_precision="ieee") * scale  # [ROWS, KEYS]
         visible = exists[None, :] & (keys[None, :] <= positions[:, None])
@@ -59,7 +59,7 @@ def attend_to_split(
         finite = tl.where(highest == float("-inf"), 0.0, highest)  # else -inf - -inf, where a row has seen no key yet
         weights = tl.exp(scores - finite[:, None])
         shrink = tl.exp(maximum - finite)
-        at = base[:, None] + row[:, None] * head_dim + dims[None, :]
+        at = base[:, None] + offset[:, None] * head_dim + dims[None, :]
         v = tl.load(v_cache + at, mask=exists[:, None] & (dims < head_dim)[None, :], other=0.0)  # [KEYS, DIM]
         acc = acc * shrink[:, None] + tl.dot(weights.to(DOT), v.to(DOT), input_precision="ieee")
         total = total * shrink + tl.sum(weights, 1)

@@ -22,7 +22,7 @@ def form_of(values: Mapping[str, Any]) -> tuple[str, Any] | None:
 
 def may_have_form(body: Mapping[str, Any]) -> bool:
     """Whether a body's fields ask for a form."""
-    return any(body.get(name) is not None for name in FORM_FIELDS)
+    return any(body.get(name) not in (None, {"type": "text"}) for name in FORM_FIELDS)
 
 
 def as_structured(name: str, value: Any) -> Any:

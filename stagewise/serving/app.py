@@ -159,7 +159,7 @@ class App:
             return error
         if self.draining and scope["path"] not in ALWAYS_OPEN:
             return APIError(503, "the server is shutting down", code="shutting_down", headers={"Connection": "close"})
-        if self.api_key is not None and scope["path"].startswith("/v1/"):
+        if self._needs_key(scope):
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, f"Bearer {self.api_key}".encode()):  # in constant time
                 headers = {"WWW-Authenticate": "Bearer"}
@@ -167,10 +167,15 @@ class App:
                 return APIError(401, message, code="invalid_api_key", headers=headers)
         return None
 
+    def _needs_key(self, scope: Scope) -> bool:
+        """Whether a request needs the key: all that generate, or move the levers."""
+        is_live = scope["path"].startswith("/live/") and scope["method"] == "POST"
+        return self.api_key is not None and (scope["path"].startswith("/v1/") or is_live)
+
     def _foreign(self, scope: Scope) -> APIError | None:
         """The error for a request that another site's page may have made, through a browser on this machine. Such a
         page is recognized by its Origin, or, if it has its own name for this address, by the Host."""
-        if self.api_key is not None and scope["path"].startswith("/v1/"):
+        if self._needs_key(scope):
             return None  # it can't know the key
         headers = dict(scope["headers"])
         host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))

@@ -41,7 +41,7 @@ async function ask(path, body, signal, kind = "page") {
   const key = find("key").value;
   const headers = { "Content-Type": "application/json", "X-Request-ID": `${kind}-${TAB}-${numAsked++}` };
   if (key) headers.Authorization = `Bearer ${key}`;
-  const how = body === undefined ? { headers } : { method: "POST", headers, body: JSON.stringify(body), signal };
+  const how = body === undefined ? { headers } : { method: "POST", headers, body: JSON.stringify(body), signal, keepalive: path === "/live/levers" };
   const response = await fetch(path, how).catch((error) => {
     throw error.name === "AbortError" ? error : new Error("The server does not answer.");
   });

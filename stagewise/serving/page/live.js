@@ -374,6 +374,12 @@ const link = {
 
 // --- The beginning -------------------------------------------------------------------------------------------------
 
+/** What is not seen takes no steps from the server, and holds no lever for a preset. */
+function leave() {
+  link.pause();
+  shown?.presets.putBack();
+}
+
 function start() {
   document.body.classList.add("live", "waiting");
   for (const input of document.querySelectorAll(".slide input")) input.addEventListener("input", () => showSlider(input));
@@ -390,8 +396,8 @@ function start() {
   find("predict").checked = false; // the next step has not happened yet
   find("predict").parentElement.hidden = true;
   findModel().catch((error) => error.status === 401 || notes.set("model", error.message));
-  document.addEventListener("visibilitychange", () => (document.hidden ? link.pause() : link.open()));
-  addEventListener("pagehide", () => link.pause());
+  document.addEventListener("visibilitychange", () => (document.hidden ? leave() : link.open()));
+  addEventListener("pagehide", leave);
   addEventListener("pageshow", ({ persisted }) => persisted && link.open());
   link.open();
 }

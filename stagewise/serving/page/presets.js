@@ -255,8 +255,13 @@ class Presets {
       return;
     }
     if (!run.isFound) this.say(run.preset.name, `${run.plan.look} It did not happen this time: press the button again.`);
-    const moved = Object.entries(this.before ?? {}).filter(([name]) => wanted[name] === run.plan.levers[name]);
+    this.putBack(run);
+  }
+
+  /** The levers as they were, unless the user has moved them. */
+  putBack(run = this.run) {
+    const moved = Object.entries(this.before ?? {}).filter(([name]) => wanted[name] === run?.plan.levers[name]);
     this.before = null;
-    if (moved.length) moveLevers(Object.fromEntries(moved)); // unless the user has moved them
+    if (moved.length) moveLevers(Object.fromEntries(moved));
   }
 }
