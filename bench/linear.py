@@ -64,6 +64,8 @@ def by_kernel(kind: str) -> Callable[[int], None]:
     last = (scales.data_ptr(),) if dtype == torch.int8 else ()
     layers = [c.Linear(p, bias.data_ptr(), *shape, number, *last) for p, shape in zip(panels, SHAPES, strict=True)]
     memory = torch.zeros(2, max(ROWS), 4 * 3072 + 64, dtype=torch.uint8)
+    if dtype != torch.int8:  # random, as torch's: zeros take less power, so a CPU may run faster
+        memory.view(torch.float32 if rows_format == c.DTYPES[torch.float32] else torch.bfloat16).normal_()
     stride = {in_: in_ * c.SIZES[rows_format] + 64 for in_ in (768, 3072)}
     rows = {in_: c.Rows(memory.data_ptr(), s, max(ROWS) * s, rows_format) for in_, s in stride.items()}
     library, threads = c.load_kernel(), torch.get_num_threads()

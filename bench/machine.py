@@ -80,7 +80,7 @@ def kernel_limits(dtype: torch.dtype) -> tuple[float, float]:
     weights; floating point operations per second, in a product of two 2,048 x 2,048 matrices). Zeros if it can't run.
     """
     from stage06_fast.config import OPTIMIZATIONS
-    from stage06_fast.fast_model import pick_kind
+    from stage06_fast.fast_model import pick_kind, rows
     from stage06_fast.kernels import c_kernel as c
     from stage06_fast.support.memory import empty
 
@@ -88,16 +88,14 @@ def kernel_limits(dtype: torch.dtype) -> tuple[float, float]:
         library, kind = c.load_kernel(), pick_kind(dtype, frozenset(OPTIMIZATIONS))
     except RuntimeError:
         return 0.0, 0.0
-    if kind is None:
-        return 0.0, 0.0
-    n, cpu, number = 2048, torch.device("cpu"), c.KINDS[kind][0]
-    stride, threads = 4 * n + 64, torch.get_num_threads()
-    memory, out = torch.zeros(2, n, stride, dtype=torch.uint8), torch.empty(n, n)
-    rows = c.Rows(memory.data_ptr(), stride, n * stride, c.KINDS[kind][1])
+    n, cpu, threads, kept = 2048, torch.device("cpu"), torch.get_num_threads(), []
+    (number, format), out = c.KINDS[kind], torch.empty(n, n)
+    x = rows(n, n, format, kept)
+    kept[0].view(torch.float32 if format == c.DTYPES[torch.float32] else torch.bfloat16).normal_()
 
     def seconds(num_rows: int, num_outputs: int, panels: torch.Tensor) -> float:
         linear = c.Linear(panels.data_ptr(), None, n, num_outputs, number)
-        arguments = (linear, rows, num_rows, c.STORE, out.data_ptr(), rows, None, threads)
+        arguments = (linear, x, num_rows, c.STORE, out.data_ptr(), x, None, threads)
         return best_seconds(lambda: library.linear(*arguments), cpu)
 
     many = empty((1 << 28,), torch.float32).fill_(1)

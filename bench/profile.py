@@ -4,8 +4,8 @@
     python -m bench.profile --workloads decode --dtypes bfloat16
 
 Normally a step is a single call into C (kernels/forward.c). Here the same kernels are called one by one from Python, so
-it takes somewhat longer. Python's own time between two kernels counts as the rest, with the scheduler, the block
-tables, and what the sampler does besides the kernel for the best token.
+it takes somewhat longer. Python's own time between two kernels counts as the rest, with the scheduler and the block
+tables.
 """
 
 import argparse
@@ -83,7 +83,7 @@ class Clock:
 
 def keep_last(w, width: int, step) -> tuple:
     """(the step as the last layer computes it, only for tokens with logits; what has to stay alive for it). The same as
-    `last_of` and `keep_last` in forward.c."""
+    `step_of_last` and `keep_last` in forward.c."""
     last = ()  # where a step has only a part of a prompt
     if step.num_logits:
         last = (ctypes.c_int64 * step.num_logits).from_address(step.logits_indices)

@@ -510,6 +510,7 @@ INLINE void write_one(const Cache *c, const char *k, const char *v, char *keys, 
     memcpy(values, v, (size_t)(c->head_dim * size));
     /* A value that is not finite becomes zeros with a NaN key: see kv_cache.py. */
     static const uint32_t exponents[] = {0x7f800000, 0x7f80, 0x7c00}; /* of infinity and NaN, by format */
+    static const uint32_t nan[] = {0x7fc00000, 0x7fc0, 0x7e00}; /* exponential() would make a number of all ones */
     int is_finite = 1;
     for (int64_t d = 0; d < c->head_dim; d++) {
         uint32_t bits = 0;
@@ -517,7 +518,7 @@ INLINE void write_one(const Cache *c, const char *k, const char *v, char *keys, 
         is_finite &= (bits & exponents[c->format]) != exponents[c->format];
     }
     if (is_finite) return;
-    memset(keys, 0xff, (size_t)size);
+    memcpy(keys, &nan[c->format], (size_t)size);
     memset(values, 0, (size_t)(c->head_dim * size));
 }
 

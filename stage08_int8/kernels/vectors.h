@@ -149,8 +149,8 @@ INLINE void interleave(vec *two) {
 #endif
 
 /* In each lane, sum += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3, where `fours` holds the a's. Where the instruction takes
- * one factor unsigned, that is the weight, with OFFSET added. (AVX2's older vpmaddubsw is no substitute: it
- * saturates sums of pairs at 16 bits, and 2 * 255 * 127 does not fit.) */
+ * one factor unsigned, that is the weight, with OFFSET added. (With that, AVX2's older vpmaddubsw is no
+ * substitute: it saturates sums of pairs at 16 bits, and 2 * 255 * 127 does not fit.) */
 #if defined(HAS_DOT_INT8)
 #elif defined(__AVX512VNNI__)
 #define HAS_DOT_INT8
