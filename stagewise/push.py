@@ -72,8 +72,9 @@ def read(path: Path) -> tuple[list[dict], dict]:
 
 def completions(result: dict) -> list[Any]:
     """A result line's completions, also those of an answer in OpenAI's format."""
-    body = (result.get("response") or {}).get("body") or {}
-    return result.get("outputs") or body.get("choices") or [result]
+    if result.keys() != {"id", "custom_id", "response", "error"}:
+        return result.get("outputs", [result])
+    return result["response"]["body"].get("choices", []) if result.get("response") else []
 
 
 def is_truncated(completion: object) -> bool:

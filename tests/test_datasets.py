@@ -299,8 +299,8 @@ def test_push(hub, tmp_path, monkeypatch):
 def test_a_card_counts_what_was_cut(tmp_path):
     """In every form of results, OpenAI's too."""
     body = {"choices": [{"finish_reason": "length"}, {"finish_reason": "stop"}]}
-    answer = {"custom_id": "a", "response": {"body": body}, "error": None}
-    failed = {"custom_id": "b", "response": None, "error": {"message": "no"}}
+    answer = {"id": "1", "custom_id": "a", "response": {"body": body}, "error": None}
+    failed = {"id": "2", "custom_id": "b", "response": None, "error": {"message": "no"}}
     several = {"outputs": [{"finish_reason": "length"}] * 2}
     results = [answer, failed, several, {"text": "a", "finish_reason": "length"}, {"error": "no"}]
     run = {"stage": "stage04_continuous", "version": "1", "model": "m", "sampling": {}}
