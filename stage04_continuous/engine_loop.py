@@ -15,13 +15,13 @@ import torch
 
 from .engine import Engine
 from .request import Request
-from .support.worker import Worker
+from .support.engine_thread import EngineThread
 
 logger = logging.getLogger(__name__)
 Callback = Callable[[list[Request], BaseException | None], object]  # gets the requests that made progress, or an error
 
 
-class EngineLoop(Worker):
+class EngineLoop(EngineThread):
     """Runs an engine until it is closed.
 
     Args:

@@ -6,10 +6,10 @@ from .support import openmp  # noqa: F401 (first: it comes before torch)  # pyri
 from .async_llm import AsyncLLM
 from .config import EngineConfig
 from .llm import LLM
+from .support.engine_thread import EngineClosedError
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
 from .support.scoring import SCORING, Pair, Score, score_of
-from .support.worker import EngineClosedError
 
 __all__ = [
     "LLM",

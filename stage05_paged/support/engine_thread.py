@@ -18,11 +18,11 @@ class EngineClosedError(RuntimeError):
     """The engine accepts no more requests."""
 
 
-class Worker:
+class EngineThread:
     """Runs `main` in a thread, and there the functions that others send.
 
     `send` never blocks, so a finalizer or a signal handler may use it at any moment. Python raises Ctrl-C in the main
-    thread, so it interrupts a caller that waits, never the worker.
+    thread, so it interrupts a caller that waits, never this thread.
 
     Attributes:
         commands: functions for the thread to run; `main` takes them out.
@@ -40,7 +40,7 @@ class Worker:
         self.failure: BaseException | None = None
         self.commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self.main, name="engine", daemon=True)
-        workers.add(self)
+        engines.add(self)
 
     def main(self) -> None:
         """The thread. At its end, it sets `ended`, and then calls `run_queued`."""
@@ -110,18 +110,18 @@ class Worker:
         raise NotImplementedError
 
 
-workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+engines: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
 
 def close_all() -> None:
-    """When Python exits, end all workers first: a thread in the middle of a step would crash it."""
+    """When Python exits, end all engines first: a thread in the middle of a step would crash it."""
     with contextlib.suppress(ValueError):  # not the main thread, which gets no Ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the wait lasts no longer than the running command or step
-    alive = [worker for worker in list(workers) if worker.thread.is_alive()]  # in a fork, none
-    for worker in alive:
-        worker.close(abort=True)
-    for worker in alive:
-        worker.thread.join()
+    alive = [engine for engine in list(engines) if engine.thread.is_alive()]  # in a fork, none
+    for engine in alive:
+        engine.close(abort=True)
+    for engine in alive:
+        engine.thread.join()
 
 
 atexit.register(close_all)
