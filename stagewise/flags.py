@@ -219,8 +219,8 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
         "--trace",
         type=Path,
         metavar="FILE",
-        help="at the end, write a line of JSON per forward pass, all of which stay in memory until then; may replace an "
-        "earlier trace, but no other file",
+        help="at the end, write a line of JSON per forward pass (until then all are in memory); may replace an earlier "
+        "trace, but no other file",
     )
     add("--stats", action="store_true", help="after the closing line, show what the run waited for and wasted")
     add("--quiet", action="store_true", help="no progress and no closing line")
