@@ -531,10 +531,11 @@ def test_committed_results_are_of_these_workloads():
 def test_the_front_page_says_how_it_compares_with_vllm():
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     claim = re.search(
-        r"(\S+) to (\S+) times as many tokens\s+a second as vLLM \[in (\d+) comparisons on two CPUs", page
+        r"(\S+) to (\S+) times as many tokens\s+a second as vLLM \[in (\d+) comparisons on three CPUs", page
     )
     ratios, cpus = [], set()
-    for path in [*RESULTS.glob("amx/*.json"), *RESULTS.glob("zen5/*.json")]:  # the page has their tables
+    # The page has their tables. The third CPU has no instructions for bfloat16: vLLM would be eight times as slow.
+    for path in [*RESULTS.glob("amx/*.json"), *RESULTS.glob("zen5/*.json"), *RESULTS.glob("avx2/*float32*.json")]:
         result = json.loads(path.read_text())
         speeds = {row["engine"]: row.get("tokens_per_second") for row in result.get("summary", ())}
         # Only where vLLM had the libraries that it runs best with.
@@ -542,7 +543,7 @@ def test_the_front_page_says_how_it_compares_with_vllm():
             ratios.append(speeds["stage06_fast"] / speeds["vllm"])
             cpus.add(path.parent.name)
     assert (f"{min(ratios):.2f}", f"{max(ratios):.1f}", str(len(ratios))) == claim.groups()
-    assert cpus == {"zen5", "amx"}
+    assert cpus == {"zen5", "amx", "avx2"}
 
 
 def test_the_race_is_that_of_the_committed_result():
