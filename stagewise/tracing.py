@@ -256,15 +256,19 @@ class Recorder:
         self._rest()
 
     def search(self, run: Callable, searches: list[Any], *more: Any) -> None:
-        """Whole beam searches. If they end early, all blocks are free, and all waiting requests start over."""
+        """Whole beam searches. After a step that fails, all blocks are free, and all waiting requests start over."""
         self._searches = True
         self.queued([search.request for search in searches])
         try:
             run(searches, *more)
+            for search in searches:
+                for beam in search.beams:  # it was aborted
+                    self.emit("finished", beam, reason="abort")
+        except BaseException:
+            self.emit("restarted")
+            self.queued(self.engine.scheduler.waiting)
+            raise
         finally:
-            if not all(search.done for search in searches):
-                self.emit("restarted")
-                self.queued(self.engine.scheduler.waiting)
             self._searches = False
             self._rest()
 

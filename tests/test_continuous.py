@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import queue
 import random
 import time
 
@@ -416,22 +417,25 @@ def test_a_caller_that_can_not_be_told_while_steps_fail(stage, small_checkpoint,
     """Its error ends its own requests, not the engine."""
     llm = stage.LLM(small_checkpoint, device="cpu")
     requests = [llm.inputs.request([1], stage.SamplingParams(max_tokens=most, ignore_eos=True)) for most in (1, 9)]
-    forward, commit, failing = llm.engine.runner.forward, llm.engine.commit, [1, 1]
+    forward, commit, told, steps = llm.engine.runner.forward, llm.engine.commit, queue.SimpleQueue(), []
 
     def fail_first(batch):
-        return 1 / failing.pop() - 1 / 0 if len(failing) == 2 else forward(batch)
+        steps.append(1)
+        return 1 / 0 if len(steps) == 1 else forward(batch)
 
     def fail_late(*arguments):
         updated = commit(*arguments)
-        return 1 / 0 if failing and failing.pop() else updated
+        return 1 / 0 if len(steps) == 2 else updated
 
     def callback(updated, error):
+        told.put(error)
         if updated:
             raise KeyError("mine")
 
     monkeypatch.setattr(llm.engine.runner, "forward", fail_first)
     monkeypatch.setattr(llm.engine, "commit", fail_late)
     llm.loop.submit(requests, callback)
+    assert [str(told.get(timeout=60)) for _ in range(2)] == ["None", "'mine'"]
     (output,) = llm.generate([[3]], stage.SamplingParams(max_tokens=2, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == 2
     assert not unfinished(llm)

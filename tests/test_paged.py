@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from stagewise.layout import write_config
 from tests.adapter import STAGES, TINYTALES, random_prompts, stages_that_change, write_checkpoint
 from tests.test_continuous import answers, workload  # noqa: F401 (a fixture)
 
@@ -646,30 +645,14 @@ def test_beams_equal_hugging_face(stage, ending_checkpoint, beam_width, length_p
     assert llm.engine.block_manager.num_free == 150
 
 
-@pytest.fixture(scope="module")
-def always_ending_checkpoint(tmp_path_factory):
-    """Its four end tokens are always the likeliest ones, so they are the first candidates of every beam."""
-    directory = tmp_path_factory.mktemp("ends")
-    sizes = dict(n_layer=1, n_head=2, n_embd=32, n_positions=64, vocab_size=40, eos_token_id=[0, 7, 9, 12])
-    write_checkpoint(directory, seed=3, **sizes)
-    model = GPT2LMHeadModel.from_pretrained(directory)
-    with torch.no_grad():
-        model.transformer.ln_f.bias[:] = 1.0
-        model.transformer.wte.weight[[0, 7, 9, 12]] = torch.tensor([[0.2], [0.21], [0.19], [0.18]])
-    model.save_pretrained(directory)
-    write_config(directory, json.loads((directory / "config.json").read_text()))
-    return directory
-
-
 @about_beams
-def test_end_tokens_take_no_beams_place(stage, always_ending_checkpoint):
-    """Each beam has as many candidates as it has end tokens, and one more; with two for each, none would go on."""
-    model = GPT2LMHeadModel.from_pretrained(always_ending_checkpoint).eval()
-    llm = engine(stage, always_ending_checkpoint, max_num_seqs=15, block_size=4, num_blocks=150)
-    for prompt in random_prompts(40, [3, 9, 16]):
-        expected = [tokens for tokens, _ in reference_beams(model, prompt, 2, 6, 4.0)]
-        assert max(map(len, expected)) > 1
-        assert [c.token_ids for c in llm.beam_search([prompt], 2, 6, 4.0)[0].outputs] == expected
+def test_end_tokens_take_no_beams_place(stage):
+    """Each beam has as many candidates as it has end tokens, and one more; with two for each, one beam would go on."""
+    request = stage.make_request(stage.SamplingParams(max_tokens=10), [5], eos_token_ids=[0, 1, 2, 3])
+    search = stage.part("beam_search").BeamSearch(request, 2, 1.0)
+    search.advance(torch.tensor([[0.11, 0.10, 0.09, 0.08, 0.05, 0.50, 0.07]]).log())
+    assert [beam.output_token_ids for beam in search.beams] == [[5], [6]]
+    assert [tokens for *_, tokens in search.finished] == [[0]]
 
 
 @about_beams

@@ -378,6 +378,21 @@ def test_an_interrupted_beam_search_is_gone(stage, small_checkpoint, monkeypatch
     assert [completion.status for completion in last.completions.values()] == ["gone", "gone", "finished"]
 
 
+@paged
+def test_an_aborted_beam_search_has_finished(stage, small_checkpoint):
+    """Its blocks are free again, as those of other requests are; what was cached can be found."""
+    llm, steps = stage.traced(small_checkpoint), iter([False] * 3 + [True])
+    llm.generate([list(range(40))], stage.SamplingParams(max_tokens=2, ignore_eos=True))
+    requests = [llm.inputs.request(prompt, stage.SamplingParams(max_tokens=9)) for prompt in ([1, 2, 3], [4])]
+    searches = stage.part("beam_search").make_searches(llm.engine, requests, 2, 1.0)
+    llm.loop.call(lambda: llm.beams.run(searches, lambda: next(steps)))
+    llm.generate([[4, 5]], stage.SamplingParams(max_tokens=2, ignore_eos=True))
+    *_, last = states(Trace("made", llm.trace_header, list(lines_of(llm.traced))[1:]))
+    assert {completion.status for completion in last.completions.values()} == {"finished"}
+    assert {"free": last.free, "num_findable": last.num_findable} == free_blocks(llm.engine.block_manager)
+    assert last.num_findable == 2
+
+
 # --- The end ----------------------------------------------------------------------------------------------------------
 
 
