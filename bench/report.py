@@ -307,8 +307,8 @@ def comparison(results: list[dict]) -> str:
     return grid(titles, lines, left=range(len(kinds))) + (
         f"\n\nOutput tokens per second; {results[0]['model']}{random}; {machine['device']}, "
         f"{machine['threads']} threads, torch {machine['torch']}{others}. "
-        f"In parentheses: the lowest and highest ratio in any one round. Each line is one run of all its engines, "
-        f"such as `{command(results[0])}`. The limits, probed in these runs: "
+        "In parentheses: the lowest and highest ratio to that engine in any one round. Each line is one run of all its "
+        f"engines, such as `{command(results[0])}`. The limits, probed in these runs: "
         f"{min(b for b, _ in limits):.0f} to {max(b for b, _ in limits):.0f} GB/s read, "
         f"{min(r for _, r in limits):,.0f} to {max(r for _, r in limits):,.0f} GFLOP/s{of_integers}."
     )

@@ -69,7 +69,7 @@ def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
 
 def default_cache_bytes(device: torch.device, taken: int) -> int:
     """Bytes for the cache: a share of what is free now, but for the bytes `taken` by a step or another cache."""
-    return int((free_memory(device) - taken) * SHARE_OF_FREE_MEMORY[device.type])
+    return int(max(0, free_memory(device) - taken) * SHARE_OF_FREE_MEMORY[device.type])
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
+from .kv_cache import PREFAULT
 from .model import ModelConfig
 from .request import Request
 from .runner import Runner
@@ -123,7 +124,8 @@ class DraftModel:
         self.max_num_batched_tokens, self.block_size = config.max_num_batched_tokens, config.block_size
         self.blocks_per_slot = -(-self.max_model_len // config.block_size)
         own_config = replace(config, num_blocks=None, kv_cache_bytes=None)
-        self.runner = Runner(own_config, sizes, checkpoint, self.max_model_len, promised=target.kv_cache_bytes)
+        promised = max(0, target.kv_cache_bytes - PREFAULT * target.dtype.itemsize)  # what is not touched yet
+        self.runner = Runner(own_config, sizes, checkpoint, self.max_model_len, promised)
         self.draft_cost = self.runner.time_steps((1,))[1]
         self._numbers = range(self.runner.num_blocks // self.blocks_per_slot)
         if not self._numbers:

@@ -32,7 +32,7 @@ class EngineLoop(EngineThread):
         callbacks: unfinished requests, each with the function that gets its updates. Only the engine's thread
             changes it.
         has_failed: whether a step has failed since a request last got a token.
-        aborting: whether unfinished requests end when it is closed.
+        aborting: whether closing it aborts unfinished requests.
 
     Raises:
         What make_engine raises; RuntimeError in a fork of a process that has an engine.
@@ -96,7 +96,8 @@ class EngineLoop(EngineThread):
     def close(self, *, abort: bool = False) -> None:
         """Accept no more requests, finish the unfinished ones (or abort them), and end the thread. Does not wait for
         it."""
-        self.aborting |= abort  # a command that takes long looks at it
+        if abort:
+            self.aborting = True  # a command that takes long looks at it
         self.send(self._close)
 
     # --- The engine's thread ----------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class Runner:
         model_config: the sizes of the model.
         checkpoint: where its weights come from.
         max_model_len: the longest sequence, in tokens.
-        promised: bytes of another cache. A CPU's system counts them as free until they are written.
+        promised: bytes of another cache that a CPU's system counts as free, because nothing is written there yet.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ from .exits import Outcome, naming, tell
 from .parser import Parser
 from .strict_json import from_line
 
-NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)")
+NUMBER = re.compile(r"(?<![\w.])[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w)")
 
 
 def normalize(text: str) -> str:
@@ -133,10 +133,15 @@ def compare_text(text: str, reference: str) -> dict[str, float]:
 
 def compare_number(text: str, reference: float) -> dict[str, float]:
     """A number is compared by its value: without punctuation, as texts are, -1.5 would be 15."""
-    values = [float(found.replace(",", "")) for found in NUMBER.findall(text)]
-    only = NUMBER.fullmatch(text.strip().strip("$.")) is not None and values == [reference]
+    values = [as_number(found.replace(",", "")) for found in NUMBER.findall(text)]
+    only = values == [reference] and not normalize(NUMBER.sub("", text))
     contains, num_words = reference in values, len(text.split())
     return {"exact_match": int(only), "contains": int(contains), "f1": 2 * contains / (num_words + 1)}
+
+
+def as_number(text: str) -> int | float:
+    """As JSON has it: digits alone are a whole number, of any length that Python reads."""
+    return int(text) if text.lstrip("+-").isdecimal() and len(text) < 4000 else float(text)
 
 
 def read_likelihoods(result: dict) -> list[dict]:

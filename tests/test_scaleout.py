@@ -109,6 +109,15 @@ def test_an_actor_whose_steps_fail_ends(tmp_path, monkeypatch, capsys):
     assert "scaleout: out of memory" in capsys.readouterr().err
 
 
+def test_an_actor_says_which_package_is_missing(monkeypatch):
+    """Its process goes on: another one would not have it either."""
+    own = actor(STAGES[4])
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    line = b'{"prompt": "A fox", "sampling": {"structured_outputs": {"choice": ["fox"]}}}'
+    with pytest.raises(ValueError, match="needs the package llguidance"):
+        own({"place": [0], "number": [1], "raw": [line], "id": ['"a"']})
+
+
 def test_actors_share_the_memory_of_their_machine(monkeypatch):
     options = {**vars(STAGES[4].part("config").EngineConfig()), "max_num_seqs": 8}
     most = worker.cache_bytes("stage05_paged", options, 1)  # what eight requests can fill

@@ -62,6 +62,18 @@ def test_texts(scored, tmp_path):
         pytest.param({"text": "9 - 4 = 5 hens", "answer": 5}, "contains", 1, id="among others"),
         pytest.param({"text": "5 hens", "answer": 5}, "exact_match", 0, id="and a word"),
         pytest.param({"text": "5 hens", "answer": 5}, "f1", 2 / 3, id="a word too many"),
+        *(
+            pytest.param({"text": text, "answer": answer}, "exact_match", 1, id=text)
+            for text, answer in (
+                ("**5**!", 5),
+                ("the 5.", 5),
+                (".5", 0.5),
+                ("-1e3", -1000),
+                (f"{10**17 + 1}", 10**17 + 1),
+            )
+        ),
+        pytest.param({"text": f"{10**17}", "answer": 10**17 + 1}, "exact_match", 0, id="a long number"),
+        pytest.param({"text": "9" * 5000, "answer": 5}, "contains", 0, id="a very long number"),
         pytest.param({"text": "yes", "answer": True}, "exact_match", 0, id="a truth value"),
         pytest.param({"text": "yes", "answer": [1, "yes"]}, "exact_match", 1, id="the best of several"),
         pytest.param({**FOX, "scores": "high", "choice": 3}, "exact_match", 1, id="an input field named scores"),

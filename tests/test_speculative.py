@@ -935,14 +935,18 @@ def test_a_draft_model_without_room_for_a_sequence_is_refused(stage, small_check
         stage.LLM(small_checkpoint, device="cpu", speculate=str(small_checkpoint), num_blocks=8)
 
 
-def test_a_draft_models_cache_leaves_the_large_models_memory(stage, small_checkpoint, monkeypatch):
-    """The system counts what the large model's cache has not touched yet as free; both once got the same bytes."""
-    monkeypatch.setattr(stage.part("kv_cache"), "free_memory", lambda device: 10_000_000)
-    options = dict(device="cpu", max_num_seqs=10_000)
-    engine = stage.LLM(small_checkpoint, speculate=str(small_checkpoint), **options).engine
-    block = engine.runner.kv_cache_bytes // engine.runner.num_blocks
-    assert engine.runner.kv_cache_bytes == 5_000_000 // block * block
-    assert (
-        engine.speculator.drafter.runner.kv_cache_bytes
-        == (10_000_000 - engine.runner.kv_cache_bytes) // 2 // block * block
-    )
+@pytest.mark.parametrize("touched", [0, 100_000])
+def test_a_draft_models_cache_leaves_the_large_models_memory(stage, small_checkpoint, monkeypatch, touched):
+    """What the large model's cache has not touched yet counts as free; once, both got the same bytes."""
+    part, seen = stage.part("kv_cache"), []
+    monkeypatch.setattr(stage.part("drafters"), "PREFAULT", touched)
+
+    def free(device):  # for the large model's cache twice: how large it may be, and whether there is so much
+        seen.append(1)
+        return 10_000_000 - (4 * touched if len(seen) > 2 else 0)
+
+    monkeypatch.setattr(part, "free_memory", free)
+    engine = stage.LLM(small_checkpoint, device="cpu", speculate=str(small_checkpoint), max_num_seqs=10_000).engine
+    own, block = engine.runner.kv_cache_bytes, engine.runner.kv_cache_bytes // engine.runner.num_blocks
+    assert own == 5_000_000 // block * block
+    assert engine.speculator.drafter.runner.kv_cache_bytes == (10_000_000 - own) // 2 // block * block

@@ -1,8 +1,8 @@
 /* Attention over a paged KV cache, on a CPU. One call does one layer of one step.
  *
  * The tokens of a step are concatenated: request i owns the queries query_start_loc[i] to query_start_loc[i + 1], and
- * has seq_lens[i] keys, the last of which are those queries' own. Position p of a request is row p % block_size of the
- * block block_tables[i][p / block_size].
+ * has seq_lens[i] keys, the last of which are those queries' own. Position p of a request is at offset
+ * p % block_size of block block_tables[i][p / block_size].
  *
  *   query    [num_tokens, n_head * head_dim]             float32, or the type of the cache
  *   keys     [num_blocks, n_head, head_dim, block_size]  float32, bfloat16 or float16; keys transposed
@@ -119,8 +119,8 @@ NOINLINE void locate(Piece *to, const Walk *w, int64_t first, int count, int64_t
         const int64_t t = tile < 2 * tiles ? tile - values * tiles : 0;
         const int64_t block = in_block == 1 ? t : t / in_block; /* divisions are slow */
         const int64_t start = (w->table[block] * c->n_head + w->head + head) * w->dim * c->block_size;
-        const int64_t row = (t - block * in_block) * TILE;
-        const char *at = values ? c->values + (start + row * w->dim) * size : c->keys + (start + row) * size;
+        const int64_t offset = (t - block * in_block) * TILE;
+        const char *at = values ? c->values + (start + offset * w->dim) * size : c->keys + (start + offset) * size;
         to[i] = (Piece){at, t * TILE, head};
         if (++head == w->heads) head = 0, tile++;
     }
@@ -535,10 +535,10 @@ void write_kv(const Team *team, const Cache *c, const Rows *qkv, const Step *ste
         for (int64_t head = 0; head < c->n_head; head++)
             for (int64_t t = first; t < end; t++) {
                 const int64_t start = (block * c->n_head + head) * c->head_dim * c->block_size;
-                const int64_t row = slots[t] % c->block_size;
+                const int64_t offset = slots[t] % c->block_size;
                 const char *k = qkv->data + t * qkv->stride + width + head * c->head_dim * size;
-                char *keys = c->keys + (start + row) * size;
-                char *values = c->values + (start + row * c->head_dim) * size;
+                char *keys = c->keys + (start + offset) * size;
+                char *values = c->values + (start + offset * c->head_dim) * size;
                 if (size == 4) write_one(c, k, k + width, keys, values, 4);
                 else write_one(c, k, k + width, keys, values, 2);
             }

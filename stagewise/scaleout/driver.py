@@ -1,7 +1,7 @@
 """The driver of a batch run on a cluster: it reads the lines, gives them ids and distributes them, and only it writes.
 
 It loads no model. What it can't check itself, such as the length of a prompt, an actor checks and returns an error line
-for, so no line can end the run.
+for. So no line can end the run, but for one that needs a package which is not installed.
 """
 
 # pyright: reportMissingImports=false

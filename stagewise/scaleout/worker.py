@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..batch_file import How, LineReader, completed, refused
+from ..exits import MissingPackageError
 from ..manifest import hash_of_checkpoint
 from ..resolve import readable
 from ..stages import stage_of
@@ -50,6 +51,8 @@ class Completer:
         """
         try:
             return self._complete(batch)
+        except MissingPackageError:  # another process would lack it, too; Ray tells the driver, which ends
+            raise
         except Exception as error:
             # A step failed and its retry too. Ray restarts an actor only if its process has ended.
             print(f"scaleout: {error}", file=sys.stderr, flush=True)

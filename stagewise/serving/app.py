@@ -54,7 +54,7 @@ class App:
 
     Args:
         service: answers the requests.
-        api_key: what clients of /v1/ have to send; None: nothing.
+        api_key: what clients of /v1/, visitors and levers have to send; None: nothing.
         log: takes a line for each request; None: no log.
         log_prompts: include prompts in those lines.
         page: show what runs, including its texts, and let viewers move the levers.

@@ -43,7 +43,7 @@ def server_parser(stage: Stage, prog: str) -> Parser:
     add(
         "--api-key",
         metavar="KEY",
-        help="the key that clients of /v1/ must send; or set STAGEWISE_API_KEY in the environment",
+        help="the key that /v1/, visitors and levers need; or set STAGEWISE_API_KEY in the environment",
     )
     add(
         "--grace",

@@ -281,6 +281,19 @@ def test_what_somebody_moves_during_a_preset_stays(page, url):
     page.until("document.getElementById('held-back').hidden")
 
 
+def test_who_leaves_during_a_preset_puts_the_levers_back(page, url):
+    with page.tab(f"{url}/"):  # and closes it
+        page.until("shown?.isIdle")
+        page.click("[data-preset=memory]")
+        deadline = time.monotonic() + 60
+        while levers(url)["num_blocks"] == 100:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    page.until("document.getElementById('num_blocks').value === '100'")
+    until_idle(url)
+    assert levers(url) == {"max_num_seqs": 8, "num_blocks": 100}
+
+
 def test_a_preset_that_cannot_be_says_why(driver, page):
     page.click("[data-preset=guess]")
     assert page.text("#look").startswith("Guess ahead. Each step gives a request one token here")

@@ -167,7 +167,7 @@ const PRESETS = {
 /** The buttons, and the words about the preset that was chosen last. */
 class Presets {
   constructor(shown) {
-    Object.assign(this, { shown, run: null, awaits: null, before: null, sizes: engineSizes(shown.replay.header) });
+    Object.assign(this, { shown, run: null, awaits: null, before: null, moved: null, sizes: engineSizes(shown.replay.header) });
     find("presets").replaceChildren(
       ...Object.entries(PRESETS).map(([id, preset]) => {
         const why = preset.why(this.sizes);
@@ -197,6 +197,7 @@ class Presets {
     this.say(preset.name, plan.look);
     if (this.sizes.stage >= 5) {
       this.before ??= Object.fromEntries(Object.keys(plan.levers).map((name) => [name, Number(find(name).value)]));
+      this.moved = plan.levers;
       if (!(await moveLevers(plan.levers))) return;
     }
     const [kind, since] = [`preset${numAsked}`, this.shown.last ?? 0]; // kind: names its requests
@@ -255,12 +256,12 @@ class Presets {
       return;
     }
     if (!run.isFound) this.say(run.preset.name, `${run.plan.look} It did not happen this time: press the button again.`);
-    this.putBack(run);
+    this.putBack();
   }
 
   /** The levers as they were, unless the user has moved them. */
-  putBack(run = this.run) {
-    const moved = Object.entries(this.before ?? {}).filter(([name]) => wanted[name] === run?.plan.levers[name]);
+  putBack() {
+    const moved = Object.entries(this.before ?? {}).filter(([name]) => wanted[name] === this.moved[name]);
     this.before = null;
     if (moved.length) moveLevers(Object.fromEntries(moved));
   }
