@@ -198,6 +198,24 @@ def test_keys_and_values_are_written_as_kv_cache_does(stage, c, dtype, n_head, h
     assert torch.equal(caches[0].values, caches[1].values)
 
 
+@pytest.mark.covers("kv_cache.py", "kernels/attention.c", "kernels/vectors.h")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 5])
+def test_readers_of_a_value_that_is_not_finite_get_nan(stage, c, dtype, head_dim):
+    """Its key is NaN, whatever it was; a NaN of all ones would come out of the softmax as a number."""
+    cache = stage.part("kv_cache").KVCache(1, 1, 16, 1, head_dim, dtype, torch.device("cpu"), None)
+    qkv = torch.ones(1, 3 * head_dim).to(dtype)
+    qkv[0, 2 * head_dim + 3] = math.inf
+    rows = c.Rows(qkv.data_ptr(), 3 * head_dim * dtype.itemsize, 0, c.DTYPES[dtype])
+    slots = torch.tensor([0])
+    step = c.Step(slot_mapping=slots.data_ptr(), num_tokens=1)
+    c.load_kernel().write_kv(c.cache_struct(cache.keys[0], cache.values[0]), rows, step, 1)
+    assert (cache.values[0, 0, 0, 0] == 0).all()
+    query, starts, lengths = torch.ones(1, 1, head_dim), torch.tensor([0, 1]), torch.tensor([1])
+    attend = stage.part("attention").pick_backend("c", torch.device("cpu"), head_dim)[1]
+    assert attend(query, cache.keys[0], cache.values[0], slots[None], starts, lengths).isnan().all()
+
+
 @pytest.mark.covers("support/memory.py")
 @pytest.mark.parametrize("stage", [one for one in stages_that_change("support/memory.py") if one.number > 5], ids=str)
 def test_memory_in_large_pages(stage):
