@@ -388,7 +388,7 @@ def test_a_mistake_in_that_file_is_named(content, says, tmp_path, monkeypatch):
 
 def test_lists_from_a_file_take_no_words_of_the_command(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text('stop = ["."]\nmax_tokens = 3\nquiet = true\n', encoding="utf-8-sig")  # as some editors write it
+    path.write_text('max_tokens = 3\nquiet = true\nstop = ["."]\n', encoding="utf-8-sig")  # as some editors write it
     expected = run("run", "A fox", "--stop", ".", "--max-tokens", 3, "--quiet")
     assert run("run", "A fox", "--config", path) == run("run", "--config", path, "--", "A fox") == expected
 
