@@ -155,6 +155,10 @@ class How:
     model: str | None = None
     tokenizer: str | None = None
 
+    def names(self, config: Any) -> tuple[str, str | None]:
+        """The model and its tokenizer, by the user's names. config: the engine's, which may name a converted model."""
+        return (self.model, self.tokenizer) if self.model else (config.model, config.tokenizer)
+
 
 Job = tuple[int, Line]  # a line's place in the input, and the line
 Answer = tuple[int, bytes, bool]  # a line's place, its result as JSON, and whether that is an error
@@ -229,7 +233,7 @@ class LineReader:
         self.stage, self.config, self.llm, columns = stage, config, llm, how.columns
         self.defaults, self.beam_width, self._template = how.sampling, how.beam_width, how.chat_template
         self.columns, self.renamed, self.unused = columns, set[str](), set[str]()
-        self.model, self.tokenizer = (how.model, how.tokenizer) if how.model else (config.model, config.tokenizer)
+        self.model, self.tokenizer = how.names(config)
         self._names = {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS} - {"logits_processors"}
         self._like_sampling = self._names | {*BEAM_FIELDS, *FOREIGN_FIELDS} - {*columns.named}
         self._like_sampling |= {"sampling"} if columns.is_scored else set()
@@ -585,7 +589,7 @@ def describe_batch(stage: Stage, setup: Setup, dataset: Dataset, how: How) -> di
     run = describe_run(stage, setup, dataset, how.sampling) | {"beam_width": how.beam_width}
     template = how.chat_template
     if template is None:  # that of the tokenizer, as it came: a converted model need not have it
-        model, tokenizer = (how.model, how.tokenizer) if how.model else (setup.config.model, setup.config.tokenizer)
+        model, tokenizer = how.names(setup.config)
         directory = stage.tokenizer_files(model, setup.config.load_format, tokenizer)
         files = [directory / name for name in ("chat_template.jinja", "tokenizer_config.json")]
         texts = [file.read_bytes() for file in files if file.is_file()]

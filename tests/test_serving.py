@@ -917,7 +917,7 @@ def test_a_models_own_template(tmp_path, small_checkpoint):
         (own / "chat_template.jinja", "from its own file"),
         (given, "from the flag"),
     ]:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8-sig")  # with a byte order mark, as some editors write it
         assert load_template(given if path == given else None, own).prompt(HELLO) in text
     (own / "chat_template.jinja").write_text("{{ messages[0].content }}{{ eos_token }}")
     args = server_parser(Stage(4), "serve").parse_args(["--stage", "4", "--model", str(own)])
