@@ -1,7 +1,7 @@
 """Everything around the engines, shared by all of them.
 
 __main__.py       the command `stagewise`: run (cli.py), serve, replay, convert, score, push
-cli.py            a run of prompts; flags.py: its flags; parser.py: how they are read, including --config;
+cli.py            a run of prompts; flags.py: its flags; parser.py: how they are read;
                   exits.py: errors, Ctrl-C, exit statuses; console.py: progress and the closing line;
                   interactive.py: prompts typed on a terminal
 resolve.py        models in any layout; convert.py: into the layout that a stage reads, with layout.py (config.json),

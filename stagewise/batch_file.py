@@ -10,10 +10,9 @@ and `--score` every line is scored.
 A chat is a list of messages with `role` and `content`, or ShareGPT's `from` and `value`. `--chat-template`, or the
 model's own template, turns it into a prompt, from its first turn on and without the answer at its end, if it has one.
 
-A result line has the input's fields, `text`, `token_ids`, `finish_reason`, `stop_reason`, `length_limit` (for "length",
-which limit: max_tokens, or max_model_len, the context; else null), with `cumulative_logprob`, `logprobs` and
-`prompt_logprobs` if requested; with n > 1 a list of n such objects in `outputs`; or, for a line that is wrong or fails
-by itself, `error`.
+A result line has the input's fields, `text`, `token_ids`, `finish_reason`, `stop_reason`, with `cumulative_logprob`,
+`logprobs` and `prompt_logprobs` if requested; with n > 1 a list of n such objects in `outputs`; or, for a line that is
+wrong or fails by itself, `error`.
 
 From stage 4 on a line with `"score": true` is scored instead: how likely is its `continuation`, or each of its
 `choices`, after the prompt? Without either, how likely is the prompt as a text? Its result has `scores`, a list of
@@ -52,16 +51,15 @@ except ModuleNotFoundError:  # Windows
 
     fcntl = None
 
-from .beams import BEAM_FIELDS, completed_by_beams, drawing
-from .console import Progress
+from .console import progress_bar
 from .dataset import Columns, Dataset, are_objects, find, has, is_on_disk, messages_of
 from .exits import MissingPackageError, naming, tell
 from .manifest import begin, describe_run, resume
-from .openai.fields import objection
+from .openai.fields import BEAM_FIELDS, objection
 from .openai.lines import answer, answer_id, check_request, is_request, longest_output, read_job, refusal, served_lines
 from .results import as_dict
 from .sampling import MORE_FIELDS, Sampling, cut_hint
-from .stages import Setup, Stage, check_beams, setup_of
+from .stages import Setup, Stage, setup_of
 from .strict_json import from_line, no_duplicates, to_json
 
 SYNC_SECONDS = 5  # of work that a machine's crash may lose; a process that is killed loses none
@@ -76,7 +74,6 @@ RESULT_FIELDS = (
     "token_ids",
     "finish_reason",
     "stop_reason",
-    "length_limit",
     "cumulative_logprob",
     "logprobs",
     "error",
@@ -129,11 +126,6 @@ class Line:
             return refusal(self.answer_id, self.fields["custom_id"], self.error)
         return {**self.fields, "id": self.id, "error": self.error}
 
-    def begin(self) -> str:
-        """The beginning of its result as JSON, the same for an error."""
-        carried = {"id": self.answer_id} if self.is_openai else {**self.fields, "id": self.id}
-        return to_json(carried).removesuffix("}")
-
 
 @dataclass(frozen=True)
 class How:
@@ -141,7 +133,6 @@ class How:
 
     Attributes:
         sampling: the fields of the command line.
-        beam_width: of a search for the completions of every line, if not None.
         columns: which fields have what a line needs.
         chat_template: the text of one; None: the model's own.
         model, tokenizer: as the command line names them, before a conversion; None: the engine's. The model's name is
@@ -149,7 +140,6 @@ class How:
     """
 
     sampling: Sampling
-    beam_width: int | None = None
     columns: Columns = Columns()  # noqa: RUF009 (it is frozen)
     chat_template: str | None = None
     model: str | None = None
@@ -231,7 +221,7 @@ class LineReader:
 
     def __init__(self, stage: Stage, config: Any, how: How, llm: Any = None):
         self.stage, self.config, self.llm, columns = stage, config, llm, how.columns
-        self.defaults, self.beam_width, self._template = how.sampling, how.beam_width, how.chat_template
+        self.defaults, self._template = how.sampling, how.chat_template
         self.columns, self.renamed, self.unused = columns, set[str](), set[str]()
         self.model, self.tokenizer = how.names(config)
         self._names = {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS} - {"logits_processors"}
@@ -310,8 +300,6 @@ class LineReader:
             for prompt in line.prompts:
                 with cut_hint() if line.sampling is not None else contextlib.nullcontext():
                     self.llm.validate(prompt, line.params, *([line.priority] if self.stage.has_priority else []))
-                if self.beam_width is not None and line.params.max_tokens:
-                    check_beams(self.stage, self.llm, prompt, line.params.max_tokens, self.beam_width)
         except MissingPackageError:
             raise
         except (ValueError, RecursionError) as error:
@@ -354,8 +342,6 @@ class LineReader:
         served = self._served_chats if "chat" in line.fields["url"] else self._served
         job = read_job(served, line.fields)
         line.openai, line.sampling, line.prompts = (served, job), job.sampling, job.token_ids
-        if job.params.max_tokens:  # else it is only scored
-            self._check_beams(job.sampling)
         if getattr(self.config, "policy", None) == "priority":
             line.priority = job.fields["priority"]
 
@@ -461,60 +447,44 @@ class LineReader:
                 raise error
         if unknown := sorted(sampling.keys() - self._names):
             raise ValueError(f"sampling has no field {unknown[0]!r:.80}")
-        fields = self.defaults.replace(**sampling)
-        self._check_beams(fields)
-        return fields
-
-    def _check_beams(self, sampling: Sampling) -> None:
-        """Raise ValueError for what a beam search can't do."""
-        if self.beam_width is None:
-            return
-        if idle := [*drawing(sampling), *(["n"] if sampling.params.n > 1 else [])]:
-            raise ValueError(f"{idle[0]} can't be combined with beam search, which draws nothing")
+        return self.defaults.replace(**sampling)
 
 
 class BatchJob:
-    """The lines of an input, and the files for their results; for a run on one machine, or on many.
+    """The lines of an input, and the file for their results; for a run on one machine, or on many.
 
     Args:
         run: what the answers depend on, see manifest.py.
-        files: from `open_output`.
-        lines_per_file: if there are several files.
+        file: from `open_output`.
 
     Raises:
-        ValueError: a file belongs to another run, or to another input.
+        ValueError: the file belongs to another run, or to another input.
     """
 
-    def __init__(self, lines: list[Line], run: dict, files: list[FileIO], lines_per_file: int = 0):
-        self.lines, self.files = lines, files
-        self._per_file = lines_per_file if len(files) > 1 else max(1, len(lines))
-        self._answered: dict[str | int, bool] = {}  # id -> whether the answer is an error
-        for i, file in enumerate(files):
-            part = {"part": i, "parts": len(files)} if len(files) > 1 else {}
-            (resume if os.fstat(file.fileno()).st_size else begin)(file.name, run | part)
-            own = lines[i * self._per_file : (i + 1) * self._per_file]
-            self._answered |= read_finished(file, {line.id: line for line in own})
+    def __init__(self, lines: list[Line], run: dict, file: FileIO):
+        self.lines, self.file = lines, file
+        (resume if os.fstat(file.fileno()).st_size else begin)(file.name, run)
+        # id -> whether the answer is an error
+        self._answered = read_finished(file, {line.id: line for line in lines})
 
     def run(self, complete: Callable[[list[Job]], Iterable[Answer]], *, longest_first: bool, quiet: bool) -> Counts:
-        """Answer every line that the files do not answer yet; `complete` does so for the lines without errors.
+        """Answer every line that the file does not answer yet; `complete` does so for the lines without errors.
 
-        Raises OSError: a file can't be written; what was written before is there.
+        Raises OSError: the file can't be written; what was written before is there.
         """
         todo = [(place, line) for place, line in enumerate(self.lines) if line.id not in self._answered]
         good = [(place, line) for place, line in todo if not line.error]
         if longest_first:  # a long output that begins last would run alone at the end
             good.sort(key=lambda job: -job[1].longest)
         num_errors, synced = sum(self._answered.values()), time.monotonic()
-        progress = Progress(len(self.lines), "line", done=len(self._answered), quiet=quiet)
-        with progress, contextlib.ExitStack() as ends:
-            for file in self.files:
-                ends.callback(sync, file)
-            for place, result, is_error in itertools.chain(refused(todo), complete(good) if good else ()):
-                append(self.files[place // self._per_file], result)
+        progress = progress_bar(len(self.lines), "line", done=len(self._answered), quiet=quiet)
+        with progress, contextlib.ExitStack() as end:
+            end.callback(sync, self.file)
+            for _, result, is_error in itertools.chain(refused(todo), complete(good) if good else ()):
+                append(self.file, result)
                 num_errors += is_error
                 if time.monotonic() > synced + SYNC_SECONDS:
-                    for file in self.files:
-                        sync(file)
+                    sync(self.file)
                     synced = time.monotonic()
                 progress.update()
         return len(self.lines), num_errors
@@ -528,10 +498,8 @@ def run_batch_file(
     how: How,
     *,
     quiet: bool,
-    strict: bool = False,
 ) -> Counts:
-    """Answer every line of the input that the output does not answer yet. file: from `open_output`; strict: check all
-    lines first, and answer none if one is wrong.
+    """Answer every line of the input that the output does not answer yet. file: from `open_output`.
 
     Raises:
         ValueError: the output belongs to another run (see manifest.py), or to another input.
@@ -542,10 +510,8 @@ def run_batch_file(
     lines = reader.read_lines(dataset)
     if not quiet:
         reader.tell_names(dataset.name)
-    if strict:
-        check_all(reader, lines, dataset.name, quiet)
     run = describe_batch(stage, setup, dataset, how)
-    job = BatchJob(lines, run, [file])
+    job = BatchJob(lines, run, file)
     return job.run(lambda jobs: in_parts(stage, jobs, llm, reader), longest_first=stage.can_serve, quiet=quiet)
 
 
@@ -564,16 +530,6 @@ def check_some(lines: Iterable[Line], name: str) -> None:
         raise ValueError(f"--input {name}: no line can be run; {wrong}")
 
 
-def check_all(reader: LineReader, lines: list[Line], name: str, quiet: bool) -> None:
-    """Raise ValueError if a line is wrong."""
-    with Progress(len(lines), "line", quiet=quiet) as progress:
-        for line in lines:
-            reader.check(line)
-            progress.update()
-    if wrong := [line.error for line in lines if line.error]:
-        raise ValueError(f"--strict: {len(wrong):,} of {len(lines):,} lines of {name} are wrong; the first: {wrong[0]}")
-
-
 def in_parts(stage: Stage, jobs: list[Job], llm: Any, reader: LineReader) -> Iterator[Answer]:
     """The answers to lines that are not checked yet: checking all of a long file first would delay the first result."""
     for start in range(0, len(jobs), LINES_AT_ONCE):
@@ -581,12 +537,12 @@ def in_parts(stage: Stage, jobs: list[Job], llm: Any, reader: LineReader) -> Ite
         for _, line in part:
             reader.check(line)
         yield from refused(part)
-        yield from completed(stage, [job for job in part if not job[1].error], llm, reader.beam_width)
+        yield from completed(stage, [job for job in part if not job[1].error], llm)
 
 
 def describe_batch(stage: Stage, setup: Setup, dataset: Dataset, how: How) -> dict:
     """Everything that the answers depend on, see manifest.py."""
-    run = describe_run(stage, setup, dataset, how.sampling) | {"beam_width": how.beam_width}
+    run = describe_run(stage, setup, dataset, how.sampling)
     template = how.chat_template
     if template is None:  # that of the tokenizer, as it came: a converted model need not have it
         model, tokenizer = how.names(setup.config)
@@ -602,16 +558,15 @@ def refused(jobs: list[Job]) -> Iterator[Answer]:
     return ((place, to_json(line.refusal()).encode(), True) for place, line in jobs if line.error)
 
 
-def completed(stage: Stage, jobs: list[Job], llm: Any, beam_width: int | None) -> Iterator[Answer]:
+def completed(stage: Stage, jobs: list[Job], llm: Any) -> Iterator[Answer]:
     """The answers to valid lines, each as soon as all its prompts have their results."""
-    as_completed = completed_by_beams(llm, beam_width) if beam_width else llm.as_completed
     owners = [(number, i) for number, (_, line) in enumerate(jobs) for i in range(len(line.prompts))]
     columns = [[line.prompts[i] for _, line in jobs for i in range(len(line.prompts))]]
     columns.append([params_of(stage, jobs[number][1], i) for number, i in owners])
     if stage.has_priority:
         columns.append([jobs[number][1].priority for number, _ in owners])
     there: dict[int, dict[int, Any]] = defaultdict(dict)
-    for index, output in as_completed(*columns):
+    for index, output in llm.as_completed(*columns):
         number, i = owners[index]
         there[number][i] = output
         place, line = jobs[number]
@@ -663,7 +618,7 @@ def scores_of(stage: Stage, line: Line, outputs: list) -> dict:
 
 def texts_of(line: Line, outputs: list) -> dict:
     """The result fields of a completed line, in addition to the input's fields."""
-    output = as_dict(outputs[0], line.params)
+    output = as_dict(outputs[0])
     results = [select(completion) for completion in output["outputs"]]
     failed = {"error": message} if (message := failure(outputs[0])) else {}
     scored = {"prompt_logprobs": output["prompt_logprobs"]} if output.get("prompt_logprobs") else {}
@@ -677,8 +632,7 @@ def failure(output: Any) -> str | None:
 
 def select(completion: dict) -> dict:
     """A completion's fields in a result line."""
-    always = ("stop_reason", "length_limit")  # in all lines, so that several files have the same columns
-    asked = [name for name in RESULT_FIELDS if completion.get(name) is not None or name in always]
+    asked = [name for name in RESULT_FIELDS if completion.get(name) is not None or name == "stop_reason"]
     return {name: completion[name] for name in asked}
 
 
@@ -693,10 +647,6 @@ def read_finished(file: FileIO, lines: dict[Any, Line]) -> dict[str | int, bool]
     with naming(file.name), open(file.fileno(), "rb", closefd=False) as reader:
         for number, raw in enumerate(reader, start=1):
             if not raw.endswith(b"\n"):
-                if not any(begins(line, raw) for line in lines.values()):
-                    raise ValueError(
-                        f"--resume: {file.name}: what follows its last complete line is not a result of this input"
-                    )
                 file.truncate(size)
                 break
             try:
@@ -716,22 +666,4 @@ def read_finished(file: FileIO, lines: dict[Any, Line]) -> dict[str | int, bool]
 def read_result(raw: bytes, lines: dict[str | int, Line]) -> tuple[Line, dict]:
     """The input line that a line of the output answers, and the result in it. Raises an error if it answers none."""
     result = from_line(raw)
-    line = lines.get(result["id"]) or lines[result.get("custom_id", result["id"])]
-    if line.is_openai:
-        if result["id"] != line.answer_id:
-            raise ValueError("the input's request with this custom_id is a different one")
-        return line, result
-    carried = {name: value for name, value in line.fields.items() if name not in ("id", *RESULT_FIELDS)}
-    if missing := [name for name in carried if name not in result]:
-        raise ValueError(f"it lacks the field {missing[0]!r:.80} of the input line")
-    if to_json(carried) != to_json({name: result[name] for name in carried}):
-        raise ValueError("the input line with this id has other fields")
-    if not {"text", "outputs", "scores", "error"} & result.keys():
-        raise ValueError("it has no text, outputs, scores or error")
-    return line, result
-
-
-def begins(line: Line, torn: bytes) -> bool:
-    """Whether these bytes can be the beginning of a line's result."""
-    start = line.begin().encode()
-    return torn.startswith(start) or start.startswith(torn)
+    return lines.get(result["id"]) or lines[result.get("custom_id", result["id"])], result

@@ -6,32 +6,27 @@ Results go to stdout; progress, the closing line and errors to stderr. Exit stat
 
 import argparse
 import contextlib
-import functools
 import re
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from io import FileIO
 from typing import Any
 
 from . import garbage
 from .batch_file import How, LineReader, check_some, failure, open_output, run_batch_file
-from .beams import completed_by_beams
-from .console import Progress, Wrapper, closing_line, wrapped
-from .dataset import STDIN, Dataset, check_columns, check_dataset, is_on_disk, read_bytes, read_dataset
+from .console import Wrapper, closing_line, is_terminal, progress_bar, wrapped
+from .dataset import STDIN, Dataset, check_columns, check_dataset, read_bytes, read_dataset
 from .exits import Outcome, flush_streams, naming, one_interrupt, prepare_streams, tell
 from .flags import build_parser, check_flags, given_flags, how_of, options_of, pairs_of
-from .manifest import manifest_path
-from .resolve import generation_defaults, readable
-from .results import as_dict, length_limit
+from .resolve import readable
+from .results import as_dict
 from .sampling import cut_hint
 from .stages import Stage, limit_threads
 from .strict_json import to_json
 from .trace_file import check_trace, write_trace
 from .tracing import Trace
-from .wrap import wrap
 
 
 def read_prompts(stage: Stage, args: argparse.Namespace) -> list[str]:
@@ -39,8 +34,6 @@ def read_prompts(stage: Stage, args: argparse.Namespace) -> list[str]:
     prompts = [*args.texts, *(args.prompts or [])]
     if args.prompts_file:
         name = str(args.prompts_file)
-        if name == STDIN and sys.stdin is None:
-            raise ValueError("--prompts-file - reads stdin, which is closed")
         try:
             lines = read_bytes(name).decode("utf-8-sig").replace("\r\n", "\n").split("\n")
         except UnicodeDecodeError as error:
@@ -54,17 +47,15 @@ def read_prompts(stage: Stage, args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def format_result(index: int, output: Any, params: Any, total: int, as_json: bool) -> str:
+def format_result(index: int, output: Any, total: int, as_json: bool) -> str:
     if as_json:
-        return to_json({"index": index, **as_dict(output, params)})
+        return to_json({"index": index, **as_dict(output)})
     if total == len(output.outputs) == 1:
         return output.prompt + output.outputs[0].text
     results = []
     for completion in output.outputs:
         which = f"{index + 1} of {total}" + (f", completion {completion.index + 1}" if len(output.outputs) > 1 else "")
-        limit = length_limit(completion, params)
-        why = f"stopped at --{limit.replace('_', '-')}" if limit else completion.finish_reason
-        results.append(f"--- {which}: {why}, {len(completion.token_ids)} tokens\n")
+        results.append(f"--- {which}: {completion.finish_reason}, {len(completion.token_ids)} tokens\n")
         results.append(f"{output.prompt}{completion.text}\n")
     return "".join(results)
 
@@ -76,21 +67,6 @@ def counted_from_one() -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(re.sub(r"^prompt (\d+)", lambda of: f"prompt {int(of[1]) + 1}", str(error))) from None
-
-
-def count_limits(llm: Any, limits: Counter[str]) -> None:
-    """From now on, count at which limit outputs stop."""
-
-    def as_completed(as_completed: Callable, prompts: Any, params: Any, *more: Any) -> Iterator[tuple[int, Any]]:
-        return map(functools.partial(counted, params), as_completed(prompts, params, *more))
-
-    def counted(params: Any, result: tuple[int, Any]) -> tuple[int, Any]:
-        index, output = result
-        own = params[index] if isinstance(params, list) else params
-        limits.update(limit for one in output.outputs if (limit := length_limit(one, own)))
-        return result
-
-    wrap(llm, "as_completed", as_completed)
 
 
 @cut_hint()
@@ -106,15 +82,16 @@ def complete(
     if beam_width is None:
         results = llm.as_completed(prompts, params)  # bad input raises here, before the bar is drawn
     else:
-        results = completed_by_beams(llm, beam_width)(prompts, [params] * len(prompts))
-    with Progress(len(prompts), "request", quiet=quiet or len(prompts) == 1) as progress:
+        results = enumerate(llm.beam_search(prompts, beam_width, params.max_tokens))
+    with progress_bar(len(prompts), "request", quiet=quiet or len(prompts) == 1) as progress:
 
         def show(index: int) -> None:
             output = replace(waiting.pop(index), prompt=texts[index])
             errors.extend(f"prompt {index + 1}: {message}" for message in [failure(output)] if message)
-            text = format_result(index, output, params, len(prompts), as_json)
+            text = format_result(index, output, len(prompts), as_json)
             with naming("stdout"):
-                progress.write(wrapped(text) if sys.stdout.isatty() and not as_json else text)
+                progress.write(wrapped(text) if sys.stdout.isatty() and not as_json else text, file=sys.stdout)
+                sys.stdout.flush()
 
         try:
             for index, output in results:
@@ -149,10 +126,8 @@ def check(
 ) -> tuple[list[str], How, list[tuple[Dataset, FileIO]]]:
     """The prompts, how to complete them, and each batch input with its output file, which `files` closes. Raises
     ValueError or OSError for bad input, before the model is loaded."""
-    if sys.stdout is None and not args.input:
-        raise ValueError("stdout is closed, so the results have nowhere to go")
-    if args.interactive and sys.stdin is None:
-        raise ValueError("--interactive reads its prompts from stdin, which is closed")
+    if args.interactive and not is_terminal():
+        raise ValueError("--interactive needs a terminal; --prompts-file - completes the lines of a pipe")
     prompts = [] if args.input or args.interactive else read_prompts(stage, args)
     how, datasets = how_of(stage, args), []
     for source, _ in pairs_of(args):
@@ -164,10 +139,7 @@ def check(
     paths = [(dataset, output) for dataset, (_, output) in zip(datasets, pairs_of(args), strict=True)]
     outputs = [(one, files.enter_context(open_output(one.name, output, args.resume))) for one, output in paths]
     if args.trace:
-        used = [("--input", source) for source in args.input or [] if is_on_disk(source)]
-        used += [("--output", file.name) for _, file in outputs] + [("--prompts-file", args.prompts_file)]
-        used += [("the manifest of --output", manifest_path(file.name)) for _, file in outputs]
-        check_trace(args.trace, used)
+        check_trace(args.trace)  # after the outputs are made, which it must not replace
     return prompts, how, outputs
 
 
@@ -192,14 +164,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
     if outcome.status:
         return outcome.status
     llm = trace = None
-    limits: Counter[str] = Counter()
     worked = None  # the seconds with work to do, if that is not the whole run
-    if args.generation_config:
-        with outcome:
-            parser.set_defaults(**generation_defaults(stage, args.model, args.load_format))
-            args = parser.parse_args(argv)
-        if outcome.status:
-            return outcome.status
     if args.ray:
         from .scaleout.cli import run
 
@@ -209,13 +174,12 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
         try:
             with outcome, counted_from_one():
                 prompts, how, outputs = check(stage, args, files)
-                sampling, beam_width = how.sampling, how.beam_width
+                sampling, beam_width = how.sampling, args.beam_width
                 options = readable(options_of(stage, args), (lambda _: None) if args.quiet else tell)
                 engine = stage.AsyncLLM(**options) if args.interactive else None
                 llm = engine.llm if engine else stage.LLM(**options)
                 garbage.begin()
                 limit_threads(stage, llm)
-                count_limits(llm, limits)
                 trace = Trace(llm) if args.trace else None
                 if not args.quiet:
                     tell(f"{args.model} on {llm.describe()}")
@@ -229,7 +193,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                 elif outputs:
                     if STDIN not in args.input:  # which can't be read again
                         outcome.goes_on = "run the same command with --resume to continue"
-                    complete_files(stage, llm, outputs, how, outcome, quiet=args.quiet, strict=args.strict)
+                    complete_files(stage, llm, outputs, how, outcome, quiet=args.quiet)
                 elif len(prompts) == args.n == 1 and beam_width is None and sys.stdout.isatty() and not args.json:
                     outcome.failed(stream(llm, prompts[0], params, texts[0]))
                 else:
@@ -241,6 +205,6 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
     if llm is not None and not args.quiet and outcome.status != 2:
         seconds = time.perf_counter() - started if worked is None else worked
         at_once = llm.config.max_num_seqs if args.input else None
-        tell(closing_line(stage, llm.stats, seconds, args.json, args.stats, at_once, limits))
+        tell(closing_line(stage, llm.stats, seconds, args.json, args.stats, at_once))
     flush_streams()
     return outcome.status

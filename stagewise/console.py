@@ -5,21 +5,21 @@ import contextlib
 import json
 import shutil
 import sys
-import time
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from .exits import tell
 from .stages import Stage
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 try:
     import termios
 except ModuleNotFoundError:  # Windows
     termios: Any = None
 
-EVERY = 30  # seconds between two progress lines in a log
+EVERY = 30  # seconds between two lines of progress in a log
 WAITS = {
     "ttft": "time to first token",
     "itl": "inter-token latency",
@@ -30,7 +30,7 @@ WAITS = {
 
 def is_terminal() -> bool:
     """Whether a person types the input and reads the output."""
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def width_of(text: str) -> int:
@@ -108,61 +108,19 @@ def without_echo() -> Iterator[None]:
 # --- Progress ---------------------------------------------------------------------------------------------------------
 
 
-def duration(seconds: float) -> str:
-    """45 s, 12 min, 3.5 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
-
-
-class Progress:
-    """Shows progress on stderr, as a context manager. The estimate uses the run's mean speed so far: results come in
-    bursts, so the latest speed says little.
+def progress_bar(total: int, unit: str, *, done: int = 0, quiet: bool = False) -> "tqdm[NoReturn]":
+    """A bar on stderr; in a log, a line every half minute. Results come in bursts, so it estimates by the mean speed.
 
     Args:
         total: the number of items.
         unit: what an item is called.
         done: items that an earlier run did.
-        quiet: print nothing.
+        quiet: show nothing.
     """
+    from tqdm import tqdm
 
-    def __init__(self, total: int, unit: str, *, done: int = 0, quiet: bool = False):
-        self.total, self.unit, self.done, self.before = total, unit, done, done
-        self.has_bar = not quiet and sys.stderr.isatty()
-        self.is_log = not quiet and not self.has_bar
-        self.bar: Any = None
-        if self.has_bar:
-            from tqdm import tqdm
-
-            self.bar = tqdm(total=total, initial=done, unit=unit, smoothing=0)
-        self.started = self.told = time.monotonic()
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.has_bar:
-            self.bar.close()
-
-    def update(self) -> None:
-        """One more is done."""
-        self.done += 1
-        if self.has_bar:
-            self.bar.update()
-        now = time.monotonic()
-        if self.is_log and now > self.told + EVERY and self.done < self.total:
-            self.told, passed = now, now - self.started
-            left = passed / (self.done - self.before) * (self.total - self.done)
-            counts = f"{self.done:,} of {self.total:,} {self.unit}s"
-            tell(f"{counts} after {duration(passed)}, about {duration(left)} left")
-
-    def write(self, text: str) -> None:
-        """A line on stdout, with the progress bar out of the way."""
-        if self.has_bar:
-            self.bar.write(text, file=sys.stdout)
-        else:
-            print(text)
-        sys.stdout.flush()
+    rarely = {} if sys.stderr.isatty() else {"mininterval": EVERY, "delay": EVERY}
+    return tqdm(total=total, initial=done, unit=unit, smoothing=0, disable=quiet, **rarely)
 
 
 # --- The closing line -------------------------------------------------------------------------------------------------
@@ -175,7 +133,6 @@ def closing_line(
     as_json: bool,
     details: bool = False,
     at_once: int | None = None,
-    limits: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
     """What to print when a run is over.
 
@@ -185,7 +142,6 @@ def closing_line(
         as_json: make it JSON, in stages that count latencies.
         details: add a line for each thing that the stage counts.
         at_once: in a batch run, how many requests may run at once.
-        limits: how many outputs stopped at each limit, if known.
     """
     tokens_per_second, has = stats.num_output_tokens / max(seconds, 1e-9), stats.__dataclass_fields__.keys()
     latencies = stats.latencies.percentiles() if "latencies" in has else None
@@ -201,10 +157,7 @@ def closing_line(
     requests = "1 request" if stats.num_requests == 1 else f"{stats.num_requests:,} requests"
     requests += "" if at_once is None else f" (up to {at_once:,} at once)"
     line = f"{requests}, {stats.num_output_tokens:,} tokens in {seconds:.2f} s: {tokens_per_second:.1f} tok/s"
-    if stats.num_truncated and sum(limits.values()) == stats.num_truncated:
-        parts = [f"{number:,} stopped at --{name.replace('_', '-')}" for name, number in sorted(limits.items())]
-        line += f"; {', '.join(parts)}"
-    elif stats.num_truncated:
+    if stats.num_truncated:
         line += f"; {stats.num_truncated:,} stopped at the length limit"
     if not details:
         return line

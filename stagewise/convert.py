@@ -19,8 +19,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from .exits import Outcome, tell
-from .generation import GENERATION
-from .layout import LARGEST, REMEDIES, UnknownKey, check_config, end_tokens, known_keys, layout_config, write_config
+from .layout import (
+    GENERATION,
+    LARGEST,
+    REMEDIES,
+    UnknownKey,
+    check_config,
+    end_tokens,
+    known_keys,
+    layout_config,
+    write_config,
+)
 from .parser import Parser
 from .stages import STAGES
 from .strict_json import read_json, write_json

@@ -34,25 +34,7 @@ from .strict_json import from_line, no_duplicates
 HUB = "hf://"
 STDIN = "-"
 TABLES = {".csv": ",", ".tsv": "\t"}  # ending -> what separates columns
-SAVED = ("state.json", "dataset_dict.json")  # one of them is in a folder written by `datasets`' save_to_disk
 KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-ZSTD = "packed by zstd: unpack it with unzstd"
-# Files that are not read here: what they are, and what to do. By their endings, and by their first bytes.
-ENDINGS = {
-    ".toml": "TOML: a file of flags is given with --config",
-    ".txt": 'a text: --prompts-file completes its lines; for --input write each one as {"prompt": …}',
-    ".zst": ZSTD,
-    **dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet: save it as CSV, in UTF-8"),
-    **dict.fromkeys((".pkl", ".pickle"), "a pickle, which may run code when it is read: save it as JSON lines"),
-}
-BEGINNINGS = {
-    b"PK\x03\x04": "a zip archive: unpack it, and name a file in it",
-    b"\x28\xb5\x2f\xfd": ZSTD,
-    b"BZh": "packed by bzip2: unpack it with bunzip2",
-    b"\xfd7zXZ\x00": "packed by xz: unpack it with unxz",
-    b"version https://git-lfs": "only a pointer to a file of Git LFS: fetch that with `git lfs pull`",
-    b"<!doctype html": "a web page: download the file that it shows",
-}
 NUM_LOOKED_AT = 100  # rows, to see which fields an input has
 
 
@@ -193,8 +175,6 @@ def is_on_disk(name: str) -> bool:
 def check_dataset(name: str) -> None:
     """Raise ValueError, or OSError, if there is no such input. Cheap."""
     if name == STDIN:
-        if sys.stdin is None:
-            raise ValueError("--input - reads stdin, which is closed")
         return
     if name.startswith(HUB):
         if not name.startswith(f"{HUB}datasets/") or len(name.split("/")) < 6:
@@ -204,7 +184,7 @@ def check_dataset(name: str) -> None:
     if not path.exists():
         raise ValueError(f"--input {path}: there is no such file")
     if path.is_dir():
-        raise ValueError(f"--input {path} is {folder_hint(path)}")
+        raise ValueError(f"--input {path} is a folder: name a file in it")
     if not path.is_file():  # such as a pipe
         raise ValueError(f"--input {path} is not a regular file, so --resume could not read it again")
     path.open("rb").close()
@@ -227,13 +207,8 @@ def check_columns(dataset: Dataset, columns: Columns) -> None:
         return
     kind = kind_of(dataset.name)
     if not rows:
-        kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, perhaps with .gz"
-        read_as = f" has an unknown ending, {kind}, and" if kind and kind not in KINDS else ""
-        raise ValueError(
-            f"--input {dataset.name}{read_as} is not JSON lines ({why}); names of other files end in {kinds}"
-        )
-    if len(rows) == 1 and all(isinstance(value, dict) and "0" in value for value in rows[0].values()):
-        message = 'has columns, as pandas writes them: write rows, with to_json(FILE, orient="records", lines=True)'
+        kinds = f"names of other files end in {', '.join(KINDS[:-1])} or {KINDS[-1]}, perhaps with .gz"
+        message = f"is not JSON lines ({why}); {kinds}; --prompts-file completes the lines of a text"
         raise ValueError(f"--input {dataset.name} {message}")
     there = dict.fromkeys(name for row in rows for name in row)
     names = ", ".join(f"{name!r:.80}" for name in there)
@@ -278,21 +253,8 @@ def kind_of(name: str) -> str:
     return Path(name.removesuffix(".gz")).suffix.lower()
 
 
-def check_kind(name: str, content: bytes) -> None:
-    """Raise ValueError for a file of a kind that is not read here: what it is, and what to do."""
-    begins, encoding = content[:64].lower().startswith, json.detect_encoding(content[:4])
-    what = next((what for start, what in BEGINNINGS.items() if begins(start.lower())), None)
-    if content[257:262] == b"ustar":
-        what = "a tar archive: unpack it with `tar xf`, and name a file in it"
-    if what is None and not encoding.startswith("utf-8"):
-        what = f"in {encoding.upper()}: convert it to UTF-8, as `iconv -f {encoding} -t utf-8` does"
-    if what := ENDINGS.get(kind_of(name), what):
-        raise ValueError(f"--input {name} is {what}")
-
-
 def read_rows(name: str, content: bytes) -> list[bytes]:
     """The rows of a file as lines of JSON."""
-    check_kind(name, content)
     kind = kind_of(name)
     if kind == ".parquet" or content.startswith(b"PAR1"):
         return read_parquet(name, content)
@@ -304,24 +266,17 @@ def read_rows(name: str, content: bytes) -> list[bytes]:
             place = f"{error.reason} at byte {error.start}"
             raise ValueError(f"--input {name} is not UTF-8: {place}; convert it to UTF-8") from None
     start = text.lstrip()[:1]
-    if start == b"[" or (start == b"{" and (kind == ".json" or is_indented(text))):
+    if start == b"[" or (start == b"{" and kind == ".json"):
         return read_json(name, text)
     return text.split(b"\n")
-
-
-def is_indented(text: bytes) -> bool:
-    """Whether a JSON object begins with a line of its brace alone."""
-    return text.lstrip().partition(b"\n")[0].rstrip() == b"{"
 
 
 def read_table(name: str, text: str, delimiter: str) -> list[bytes]:
     """The rows of CSV or TSV; the first one has the names."""
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows, first = [], text.partition("\n")[0]
+    rows = []
     try:
-        if delimiter not in first and (others := [one for one in ",;\t" if one in first]):
-            raise ValueError(f"{others[0]!r} separates its columns: save it with commas as .csv, with tabs as .tsv")
         header = next(reader, [])
         if twice := [one for i, one in enumerate(header) if one in header[:i]]:
             raise ValueError(f"two columns are named {twice[0]!r:.80} in its first line, which has the columns' names")
@@ -344,11 +299,7 @@ def read_json(name: str, text: bytes) -> list[bytes]:
     except (ValueError, RecursionError) as error:
         if not text.lstrip().startswith(b"{"):
             raise ValueError(f"--input {name} is not a JSON array: {error}") from None
-        if not is_indented(text):  # each line an object
-            return text.split(b"\n")
-        several = "has JSON objects of several lines: write each on one line, as `jq -c . FILE` does"
-        message = several if "Extra data" in str(error) else f"is not a JSON object: {error}"
-        raise ValueError(f"--input {name} {message}") from None
+        return text.split(b"\n")  # each line an object
     if isinstance(whole, dict):
         lists = {key: value for key, value in whole.items() if are_objects(value)}
         if "prompt" in whole or not lists:
@@ -393,16 +344,6 @@ def telling(what: str, kind: type[Exception] = OSError) -> Iterator[None]:
     except Exception as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise kind(f"{what}: {reason}") from error
-
-
-def folder_hint(folder: Path) -> str:
-    """Why a folder can't be the input, and what to name instead."""
-    if any((folder / name).is_file() for name in SAVED):
-        return "a folder of save_to_disk: write its rows with datasets' to_parquet(FILE), and name that file"
-    there = (path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern)))
-    files = [str(path) for path in there if kind_of(path.name) in KINDS and path.is_file()]
-    hint = f"name a file in it, such as {', '.join(files[:3])}" if files else "name a file"
-    return f"not a regular file, but a folder: {hint}"
 
 
 def read_parquet(name: str, content: bytes) -> list[bytes]:

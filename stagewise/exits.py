@@ -13,16 +13,17 @@ class MissingPackageError(ValueError):
 
 
 def prepare_streams() -> None:
-    """Let streams take any character, whatever their encoding; a closed stderr discards everything."""
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+    """Let streams take any character, whatever their encoding. A closed one is empty, or discards everything."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def flush_streams() -> None:
     """At exit: drop what a stream can't take, or the interpreter would try again, and complain."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:

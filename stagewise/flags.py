@@ -1,7 +1,6 @@
 """The flags of the command line: which ones a stage has, and what they mean."""
 
 import argparse
-import contextlib
 import inspect
 import itertools
 import json
@@ -12,10 +11,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from .batch_file import How
-from .beams import drawing
 from .dataset import Columns
 from .exits import naming
-from .parser import Parser, num_bytes, read_config
+from .parser import Parser, num_bytes
 from .sampling import MORE_FIELDS, Sampling
 from .stages import EXACT, PACKAGES, STAGES, Stage
 
@@ -90,20 +88,20 @@ SAMPLING = {
 
 PROMPTS = ("texts", "prompts", "prompts_file")
 DRAWING = [name for name in SAMPLING if name not in ("max_tokens", "temperature")] + ["seed", "speculate", "num_drafts"]
-SCORES = (*DRAWING, "max_tokens", "temperature", "generation_config", "beam_width"), "which generates nothing"
+SCORES = (*DRAWING, "max_tokens", "temperature", "beam_width"), "which generates nothing"
 # A flag, the flags that can't be combined with it, and why.
 EXCLUDES = {
     **dict.fromkeys(("score", "choices", "choices_column"), SCORES),
-    "beam_width": (DRAWING, "which draws nothing"),
+    "beam_width": ((*DRAWING, "temperature"), "which draws nothing"),
     "interactive": ((*PROMPTS, "json", "n", "beam_width"), "which reads prompts from the terminal and streams texts"),
     "structured_outputs": (("stop", "stop_token_ids", "include_stop_str_in_output"), "which says where an output ends"),
-    "input": ((*PROMPTS, "interactive"), "which has the prompts"),
-    "ray": (("trace", "strict", "json", "stats"), "whose engines are in other processes"),
+    "input": ((*PROMPTS, "interactive", "beam_width"), "which has the prompts"),
+    "ray": (("trace", "json", "stats"), "whose engines are in other processes"),
     "quiet": (("stats",), "which prints none"),
 }
 # A flag, and the flags of which it needs one.
 NEEDS = {
-    **dict.fromkeys(("prompt_column", "prompt_template", "id_column", "strict", "chat_template"), ("input",)),
+    **dict.fromkeys(("prompt_column", "prompt_template", "id_column", "chat_template"), ("input",)),
     **dict.fromkeys(("choices_column", "choices", "score", "ray", "output", "resume"), ("input",)),
     **dict.fromkeys(("actors", "cpus_per_actor", "gpus_per_actor"), ("ray",)),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), ("json", "input")),
@@ -149,11 +147,7 @@ def pick_stage(argv: list[str] | None, numbers: Iterable[int] = PACKAGES) -> Sta
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--stage", nargs="?")
     argv = sys.argv[1:] if argv is None else argv
-    number = parser.parse_known_args(argv)[0].stage
-    if number is None:
-        with contextlib.suppress(ValueError, OSError):  # which the other parser reports
-            number = read_config(argv)[1].get("stage")
-    number = str(number)
+    number = str(parser.parse_known_args(argv)[0].stage)
     return STAGES[int(number) if number.isdecimal() and int(number) in numbers else EXACT]
 
 
@@ -180,7 +174,7 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     parser.others_that_have = stages_that_have
     parser.set_defaults(input=None, output=None, resume=False, interactive=False, ray=None, policy=None, n=1)
     parser.set_defaults(beam_width=None)
-    parser.set_defaults(prompt_column="prompt", prompt_template=None, id_column="id", strict=False)
+    parser.set_defaults(prompt_column="prompt", prompt_template=None, id_column="id")
     parser.set_defaults(choices_column=None, choices=None, score=None, chat_template=None)
     if picks_stage:
         parser.add_argument(
@@ -203,7 +197,6 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
         add("--id-column", default="id", metavar="NAME", help="the field of --input with the id")
         help = "a Jinja template that turns the chats in --input into prompts (default: the model's own)"
         add("--chat-template", type=Path, metavar="FILE", help=help)
-        add("--strict", action="store_true", help="check all lines of --input first, and run none if one is wrong")
     if stage.can_score:
         help = "score instead of completing: which of the texts in this field of --input is the likeliest?"
         add("--choices-column", metavar="NAME", help=help)
@@ -237,7 +230,6 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
             metavar="N",
             help="search for the N best completions of each prompt; draws nothing",
         )
-    add("--generation-config", action="store_true", help="defaults are those of the model's generation_config.json")
     if stage.can_serve:
         add = parser.add_argument_group("cluster").add_argument
         help = "run --input on a cluster; auto: this machine's, or a new one on this machine alone"
@@ -249,10 +241,8 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
 
 
 def given_flags(parser: Parser, argv: list[str]) -> set[str]:
-    """The flags given on the command line and in its --config, as attribute names."""
-    config = read_config(argv)[1].items()
-    words = [f"--{name.replace('_', '-')}" for name, value in config if value is not False and value != []]
-    words += itertools.takewhile(lambda word: word != "--", argv)
+    """The flags given on the command line, as attribute names."""
+    words = itertools.takewhile(lambda word: word != "--", argv)
     known = {flag: action.dest for flag, action in parser._option_string_actions.items()}
     return {known[flag] for word in words if (flag := word.partition("=")[0]) in known}
 
@@ -260,6 +250,9 @@ def given_flags(parser: Parser, argv: list[str]) -> set[str]:
 def check_flags(stage: Stage, args: argparse.Namespace, given: set[str]) -> None:
     """Raise ValueError for a flag that would have no effect in this run."""
     given = (given | ({"texts"} if args.texts else set())) - ({"n"} if args.n == 1 else set())
+    if args.beam_width is not None:
+        stage.check_whole_number("--beam-width", args.beam_width, 1)
+        given -= {"temperature"} if args.temperature == 0 else set()
 
     def flag(name: str) -> str:
         return "TEXT" if name == "texts" else f"--{name.replace('_', '-')}"
@@ -285,19 +278,7 @@ def sampling_of(stage: Stage, args: argparse.Namespace) -> Sampling:
 
 def how_of(stage: Stage, args: argparse.Namespace) -> How:
     """How to complete what the flags name. Raises ValueError or OSError."""
-    sampling = sampling_of(stage, args)
-    check_beams(stage, args, sampling)
-    return How(sampling, args.beam_width, columns_of(args), template_of(args), args.model, args.tokenizer)
-
-
-def check_beams(stage: Stage, args: argparse.Namespace, sampling: Sampling) -> None:
-    """Raise ValueError for flags that can't be combined with a beam search."""
-    if args.beam_width is None:
-        return
-    draws = args.temperature not in (0, SAMPLING["temperature"]["default"])
-    if idle := [*drawing(sampling), *(["temperature"] if draws else [])]:  # maybe of --generation-config
-        raise ValueError(f"--{idle[0].replace('_', '-')} can't be combined with --beam-width, which draws nothing")
-    stage.check_whole_number("--beam-width", args.beam_width, 1)
+    return How(sampling_of(stage, args), columns_of(args), template_of(args), args.model, args.tokenizer)
 
 
 def columns_of(args: argparse.Namespace) -> Columns:
@@ -321,8 +302,7 @@ def template_of(args: argparse.Namespace) -> str | None:
 def pairs_of(args: argparse.Namespace) -> list[tuple[str, Path]]:
     """Each input with its output. Raises ValueError if that is unclear."""
     sources, outputs = args.input or [], args.output or []
-    shards = args.ray is not None and len(sources) == 1  # a directory has its parts
-    if sources and not shards and len(outputs) == 1 and outputs[0].is_dir():
+    if sources and len(outputs) == 1 and outputs[0].is_dir():
         outputs = [outputs[0] / f"{Path(source).stem}.jsonl" for source in sources]
     if len(sources) != len(outputs):
         raise ValueError(

@@ -7,7 +7,6 @@ to do.
 from pathlib import Path
 from typing import Any
 
-from .generation import GENERATION
 from .stages import STAGES
 from .strict_json import read_json, write_json
 from .vocabulary import SETTINGS, check_values
@@ -35,6 +34,7 @@ UNUSED = {
     *("_attn_implementation", "_attn_implementation_autoset", "do_sample", "max_length", "min_length", "num_beams"),
     *("temperature", "top_k", "top_p", "repetition_penalty", "length_penalty", "early_stopping", "prefix"),
 }
+GENERATION = "generation_config.json"  # its end tokens are the model's; its defaults for sampling are not applied
 # What to do about a file that can't be read, if its error does not say it.
 REMEDIES = {
     "config.json": "only models that compute what GPT-2 does can be run; if the key changes nothing, remove it",

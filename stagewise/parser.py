@@ -1,15 +1,10 @@
-"""The command line's arguments: errors in one line with a hint, and flags from a file (--config)."""
+"""The command line's arguments: errors in one line, with a hint."""
 
 import argparse
 import difflib
-import json
 import re
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NoReturn
-
-from .exits import naming, reason
 
 # Our name, and the names in other programs (Hugging Face's `generate` and its scripts, vLLM, rosellm).
 OTHER_NAMES = {
@@ -49,7 +44,6 @@ KINDS = {
     "pair": "ID=X, such as 50256=-100",
     "form": "a JSON object",
 }
-DEFAULTS = {"--stop-on-eos": "an output ends at the end token, unless --ignore-eos is given"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -62,53 +56,15 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *arguments: Any, **more: Any):
         super().__init__(*arguments, formatter_class=argparse.RawDescriptionHelpFormatter, **more)
-        if more.get("add_help", True):
-            help = "a TOML file of flags, as in max-tokens = 20; the command line overrides it"
-            self.add_argument("--config", metavar="FILE", help=help)
-
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """With the flags of a --config after those of the command line: a list would take the words that follow it."""
-        args = sys.argv[1:] if args is None else list(args)
-        try:
-            path, config = read_config(args)
-        except (ValueError, OSError) as error:
-            self.error(reason(error))
-        given = {arg.split("=")[0] for arg in args if arg.startswith("--")}
-        flags: list[str] = []
-        for name, value in config.items():
-            flag = f"--{name.replace('_', '-')}"
-            if flag not in self._option_string_actions:
-                hint = self._hint(flag)
-                self.error(f"{path}: there is no flag {flag}{f'; {hint}' if hint else ''}")
-            if given.isdisjoint((flag, f"--no-{flag[2:]}", *self._option_string_actions[flag].option_strings)):
-                flags += self._as_arguments(flag, value)
-        end = args.index("--") if "--" in args else len(args)  # what follows it are no flags
-        return super().parse_known_args([*args[:end], *flags, *args[end:]], namespace)
-
-    def _as_arguments(self, flag: str, value: Any) -> list[str]:
-        """A --config value as on the command line."""
-        if isinstance(value, bool) and self._option_string_actions[flag].nargs == 0:
-            off = f"--no-{flag[2:]}"
-            return [flag] if value else [off] if off in self._option_string_actions else []
-        if isinstance(value, list):
-            return [flag, *map(as_text, value)] if value else []
-        return [f"{flag}={as_text(value)}"]
 
     def error(self, message: str) -> NoReturn:
         """One line, like any other error; --help shows the usage."""
-        message = re.sub(r": invalid (\w+) value: ", lambda found: f": must be {KINDS[found[1]]}, got ", message)
+        kind = re.match(r"argument \S+: invalid (\w+) value: ", message)
+        if kind and kind[1] in KINDS:
+            message = message.replace(f": invalid {kind[1]} value: ", f": must be {KINDS[kind[1]]}, got ", 1)
         words = message.partition("unrecognized arguments: ")[2].split()
-        hints = [self._hint_of_place(words[0]) if words else None, *map(self._hint, words)]
-        hints = dict.fromkeys(filter(None, hints))
+        hints = dict.fromkeys(filter(None, map(self._hint, words)))
         self.exit(2, f"{self.prog}: error: {message}{''.join(f'; {hint}' for hint in hints)}\n")
-
-    def _hint_of_place(self, word: str) -> str | None:
-        """The flag for an argument that was given without one."""
-        if word.startswith("-"):
-            return None
-        flags = {"--prompts": "a text to complete", "--model": "a model"}
-        known = [f"{flag} for {what}" for flag, what in flags.items() if flag in self._option_string_actions]
-        return f"use {', '.join(known)}" if known else None
 
     def _hint(self, word: str) -> str | None:
         """The name here of a flag that another program or stage has."""
@@ -120,8 +76,6 @@ class Parser(argparse.ArgumentParser):
             return f"{word} is written {flag}"
         if (name := NAME_OF.get(flag)) and name.split()[0] in known:
             return f"instead of {flag} use {name}"
-        if flag in DEFAULTS:
-            return f"{flag} is not needed: {DEFAULTS[flag]}"
         if has_it := self.others_that_have(flag):
             return f"{flag} exists in stage{'s' if len(has_it) > 1 else ''} {', '.join(map(str, has_it))}"
         close = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
@@ -138,31 +92,3 @@ def num_bytes(text: str) -> int:
         return int(float(number) * (1024 if binary else 1000) ** (1 + "KMGT".index(unit.upper())))
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"must be a size, such as 8GB or 512MiB, got {text!r:.80}") from None
-
-
-def read_config(args: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
-    """The --config file, and its flags; none without --config. Raises ValueError or OSError."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", nargs="?")
-    path = parser.parse_known_args(args)[0].config
-    if path is None:
-        return None, {}
-    if sys.version_info >= (3, 11):
-        import tomllib  # pyright: ignore[reportMissingImports]
-    else:
-        import tomli as tomllib  # pyright: ignore[reportMissingImports]
-    if Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir():
-        raise ValueError(f"--config {path} is not a regular file, and it is read more than once")
-    try:
-        with naming(path), open(path, "rb") as file:
-            config = tomllib.loads(file.read().decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"--config {path} is not TOML: {error}") from None
-    if "config" in config:
-        raise ValueError(f"--config {path} contains another --config: put all flags into one file")
-    return path, config
-
-
-def as_text(value: Any) -> str:
-    """A value of TOML as on the command line."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from .exits import tell
-from .generation import GENERATION, sampling_defaults
-from .stages import STAGES, Stage
-from .strict_json import read_json
+from .stages import STAGES
 from .vocabulary import TOKENIZER_FILES
 
-PROGRAMS = ("convert", "generation", "layout", "vocabulary")  # if they change, so may what they write
+PROGRAMS = ("convert", "layout", "vocabulary")  # if they change, so may what they write
 
 
 def readable(options: dict[str, Any], say: Callable[[str], None] = tell) -> dict[str, Any]:
@@ -69,14 +67,3 @@ def cache() -> Path:
     directory = STAGES[6].cache_directory() / "models"
     directory.mkdir(exist_ok=True)
     return directory
-
-
-def generation_defaults(stage: Stage, model: str, load_format: str) -> dict[str, Any]:
-    """Fields of SamplingParams that a model's generation_config.json gives. Raises ValueError or OSError."""
-    path = stage.place_of(model, load_format) / GENERATION
-    defaults = sampling_defaults(path, read_json(path, optional=True))
-    try:
-        stage.SamplingParams(**defaults)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return defaults

@@ -8,19 +8,11 @@ from typing import Any
 
 from .form_compiler import SECONDS
 from .processors import AllowedTokenIds, BadWords, LogitBias, checked_words, whole_number
-from .stages import Stage, end_tokens, llm_of, stage_of_llm
+from .stages import Stage, llm_of, stage_of_llm
 from .structured_outputs import Form, Structured
 
 PROCESSED = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs")  # in the order in which they apply
 MORE_FIELDS = (*PROCESSED, "truncate_prompt_tokens")  # besides those of SamplingParams
-INSTEAD = {  # of vLLM's other fields
-    "best_of": "ask for n completions, and keep those with the largest cumulative_logprob",
-    "detokenize": "outputs always have their text, and token_ids too",
-    "guided_decoding": "give its fields as structured_outputs",
-    "output_kind": "generate returns whole outputs, stream what each step adds",
-    "spaces_between_special_tokens": "GPT-2's tokens contain their spaces",
-    "use_beam_search": "call beam_search",
-}
 
 
 def sampling_params(llm: Any, **fields: Any) -> Any:
@@ -66,8 +58,7 @@ class Sampling:
         self.stage, self.fields = stage, fields
         given = {name: fields[name] for name in MORE_FIELDS if fields.get(name) is not None}
         if unknown := sorted(fields.keys() - {*MORE_FIELDS, *stage.SamplingParams.__dataclass_fields__}):
-            hint = f": {INSTEAD[unknown[0]]}" if unknown[0] in INSTEAD else ""
-            raise ValueError(f"{unknown[0]} is no sampling parameter of {stage.package}{hint}")
+            raise ValueError(f"{unknown[0]} is no sampling parameter of {stage.package}")
         own = {name: fields[name] for name in fields.keys() - {*MORE_FIELDS}}
         self.params = stage.SamplingParams(**mapped(own, stage.MIN_TEMPERATURE))
         self.given = {name: CHECKS[name](value) for name, value in given.items()}
@@ -92,7 +83,6 @@ class Sampling:
         """
         if self._made[0] is not llm:
             self._made = llm, self._processors(llm, seconds)
-        self._check_choice(llm)
         processors = (*self.params.logits_processors, *self._made[1])
         return replace(self.params, logits_processors=processors) if self._made[1] else self.params
 
@@ -106,17 +96,6 @@ class Sampling:
         if "structured_outputs" in given:
             made.append(Structured(llm, given["structured_outputs"], seconds))
         return tuple(made)
-
-    def _check_choice(self, llm: Any) -> None:
-        """Raise ValueError if every allowed token is also forbidden."""
-        if "allowed_token_ids" in self.given:
-            words = (word for made in self._made[1] if isinstance(made, BadWords) for word in made.words)
-            forbidden = {word[0] for word in words if len(word) == 1}
-            if self.params.min_tokens:
-                forbidden.update(self.params.stop_token_ids, () if self.params.ignore_eos else end_tokens(llm))
-            if forbidden.issuperset(self.given["allowed_token_ids"].ids.token_ids):
-                message = "leaves nothing to choose: bad_words or min_tokens forbid all of them"
-                raise ValueError(f"allowed_token_ids {message}")
 
     def prompt(self, llm: Any, prompt: Any) -> Any:
         """A prompt; if it is truncated, its token ids. Raises ValueError."""

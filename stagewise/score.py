@@ -50,7 +50,7 @@ from statistics import mean
 from typing import Any
 
 from .dataset import HUB, STDIN, fetch, find, find_results, has, unpacked
-from .exits import Outcome, naming, tell
+from .exits import Outcome, naming, prepare_streams, tell
 from .parser import Parser
 from .strict_json import from_line
 
@@ -239,8 +239,6 @@ def read_results(source: Path | str) -> bytes:
     OSError."""
     name = str(source)
     if name == STDIN:
-        if sys.stdin is None:
-            raise ValueError("- reads stdin, which is closed")
         return sys.stdin.buffer.read()
     if not name.startswith(HUB):
         with naming(name):
@@ -294,10 +292,9 @@ def build_parser(prog: str) -> Parser:
 
 
 def main(argv: list[str] | None = None, prog: str = "stagewise score") -> int:
+    prepare_streams()
     args, outcome = build_parser(prog).parse_args(argv), Outcome(prog)
     with outcome:
-        if sys.stdout is None:
-            raise ValueError("stdout is closed, so the summary has nowhere to go")
         if args.per_line and os.path.lexists(args.per_line):
             raise ValueError(f"--per-line {args.per_line} exists: remove it, or choose another name")
         scores, problem = read_scores(args.results, args.reference)

@@ -292,12 +292,6 @@ def end_tokens(llm: Any) -> tuple[int, ...]:
     return llm.engine.model_config.eos_token_ids
 
 
-def check_beams(stage: Stage, llm: Any, prompt: Any, max_tokens: int, beam_width: int) -> None:
-    """Raise the ValueError that `llm.beam_search` would raise for this prompt."""
-    request = llm.inputs.request(prompt, stage.SamplingParams(temperature=0, max_tokens=max_tokens), number=0)
-    stage._part("beam_search").make_searches(llm.engine, [request], beam_width, 1.0)
-
-
 # --- Watching an engine -----------------------------------------------------------------------------------------------
 
 

@@ -76,8 +76,6 @@ Event: {"kind": …, "request_id": …, "index": …, …}
 
 import json
 import math
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,24 +146,17 @@ EVENTS_OF_SOME: dict[Any, dict] = dict(
 # --- Writing ------------------------------------------------------------------------------------------------------
 
 
-def check_trace(path: Path, used: list[tuple[str, str | Path | int | None]]) -> None:
-    """Raise ValueError if the trace would replace a file that is not a trace, or one that this run uses.
-
-    Creates the file if it does not exist: a path that can't be written is an error now, not after the work.
-    """
-    begin = f'{{"trace": {VERSION}, '.encode()
-    if path.exists() and not path.is_file():
+def check_trace(path: Path) -> None:
+    """Raise ValueError or OSError, before the work, if the trace can't be written, or would replace another file."""
+    if not path.exists():
+        path.open("xb").close()
+        path.unlink()
+        return
+    if not path.is_file():
         raise ValueError(f"--trace {path} is not a regular file")
-    with path.open("a+b") as file:
-        streams = [("stdout", sys.__stdout__ and 1), ("stderr", sys.__stderr__ and 2)]
-        for name, other in used + streams:
-            if other is None or (not isinstance(other, int) and not os.path.exists(other)):
-                continue
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(other)):
-                raise ValueError(f"--trace {path} is {name} too")
-        file.seek(0)
-        there = file.read(len(begin))
-        if not begin.startswith(there):
+    begin = f'{{"trace": {VERSION}, '.encode()
+    with path.open("r+b") as file:
+        if file.read(len(begin)) != begin:
             raise ValueError(f"--trace {path} exists and is not a trace: remove it, or choose another name")
 
 

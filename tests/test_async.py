@@ -2,15 +2,12 @@
 
 import asyncio
 import functools
-import os
 import random
-import subprocess
-import sys
 import threading
 
 import pytest
 
-from tests.adapter import ROOT, STAGES, in_threads, random_prompts, wait_until
+from tests.adapter import STAGES, in_threads, random_prompts, wait_until
 
 # The stage that differs most from the first that has it; with that one too in `make soak`.
 pytestmark = pytest.mark.covers("async_llm.py", "llm.py", "engine_loop.py")
@@ -200,33 +197,6 @@ def test_with_statement(stage, small_checkpoint):
         assert engine.llm.generate([[1]], stage.SamplingParams(max_tokens=2))[0].finished
     with pytest.raises(RuntimeError, match="closed"):
         engine.llm.generate([[1]])
-
-
-# --- The interactive prompt -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stage", INTERACTIVE, ids=str)
-def test_interactive_from_a_pipe(stage):
-    """All lines are answered, in order, even those still waiting when the input ends; bad ones are reported, and bytes
-    that are no text are replaced."""
-    prompts = [b"A fox", b"One day", b"word " * 1500, b"A bear", b"\xff\xfe"]
-    command = [sys.executable, "-m", stage.command, "--interactive", "--temperature", "0", "--max-tokens", "6"]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    said = b"\n".join(prompts) + b"\n\n"
-    result = subprocess.run(command, cwd=ROOT, input=said, capture_output=True, timeout=600, env=environment)
-    stdout, stderr = result.stdout.decode(), result.stderr.decode()
-    assert result.returncode == 0, stderr
-    params = stage.SamplingParams(temperature=0, max_tokens=6)
-    fox, day, bear = (
-        o.prompt + o.outputs[0].text for o in stage.engine().generate(["A fox", "One day", "A bear"], params)
-    )
-    answers = stdout.split("\n\n")
-    assert answers[:2] == [fox, day]
-    assert "[error:" in answers[2]
-    assert "leave no room" in answers[2]
-    assert answers[3] == bear
-    assert answers[4].startswith("\ufffd\ufffd")
-    assert "4 requests" in stderr
 
 
 def test_news_that_can_not_be_made_are_an_error_for_their_reader(stage, small_checkpoint, monkeypatch):

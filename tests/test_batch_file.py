@@ -316,40 +316,6 @@ def test_scored_lines(files):
     assert "can't score lines: use a later stage" in THREE.refusal(*command)
 
 
-def test_beams_for_every_line(files):
-    source, output, command = files
-    prompts = ["A fox", "Once", "word " * 1100, "There was"]
-    lines = [{"prompt": prompt, "sampling": {"max_tokens": 3 + i}} for i, prompt in enumerate(prompts)]
-    lines.append({"prompt": "A fox", "score": True, "continuation": " ran"})
-    lines.append({"prompt": "A fox", "sampling": {"top_k": 5}})
-    lines.append(openai_request("openai", prompt="A fox", max_tokens=3))
-    lines.append(openai_request("drawn", seed=3, temperature=0.5, top_k=5))
-    write_lines(source, *lines)
-    assert ONE.main(*command, "--beam-width", "2")[0] == 1  # one is too long, and two want to draw
-    results = {result.get("custom_id", result["id"]): result for result in read_results(output)}
-    for i in (0, 1, 3):
-        (expected,) = ONE.engine().beam_search([prompts[i]], 2, 3 + i)
-        assert [o["token_ids"] for o in results[f"line-{i + 1}"]["outputs"]] == [c.token_ids for c in expected.outputs]
-    assert "leave no room" in results["line-3"]["error"]
-    assert results["line-3"]["error"].endswith("; --truncate-prompt-tokens N keeps only the last N tokens")
-    assert results["line-5"]["scores"][0]["num_tokens"] == 1
-    for error in (results["line-6"]["error"], results["drawn"]["error"]["message"]):
-        assert "top_k can't be combined with beam search, which draws nothing" in error
-    first = results["openai"]["response"]["body"]["choices"][0]
-    assert first["text"] == results["line-1"]["outputs"][0]["text"]
-    assert "beam_width is None now" in ONE.refusal(*command, "--resume")
-
-
-def test_beams_that_outgrow_the_cache_are_one_lines_error(files):
-    source, output, command = files
-    write_lines(source, *({"prompt": "Once", "sampling": {"max_tokens": most}} for most in (3, 300, 4)))
-    status, _, stderr = ONE.main(*command, "--beam-width", "4", "--num-blocks", "24")
-    assert status == 1, stderr
-    results = results_by_id(output)
-    assert "line 2: " in results["line-2"]["error"]
-    assert [len(results[name]["outputs"]) for name in ("line-1", "line-3")] == [4, 4]
-
-
 def test_a_line_is_written_whole(tmp_path):
     """A file may take only a part of what it is given, as when a disk is almost full."""
 
@@ -393,7 +359,7 @@ def test_wrong_paths_are_refused_before_the_work(tmp_path):
             os.symlink(to, tmp_path / link)
         for place in (output, new):
             for name in ("in.jsonl", "hard", "to-in", "sub/../in.jsonl", place.name, f"to-{place.stem}"):
-                cases.append(([*batch, place, "--resume", "--trace", f"{tmp_path}/{name}"], "put too"))
+                cases.append(([*batch, place, "--resume", "--trace", f"{tmp_path}/{name}"], "is not a trace"))
     for arguments, says in cases:
         new.unlink(missing_ok=True)  # a trace must not lead to it, there or not
         assert says in ONE.refusal(*arguments)
@@ -413,13 +379,9 @@ def test_resume_refuses_lines_that_are_no_results_of_the_input(files):
     assert ONE.main(*command)[0] == 0
     request, own = sorted(output.read_bytes().splitlines(keepends=True), key=id_of)
     for results, says in (
-        (({**line, "prompt": "A bear", "text": ""},), "the input line with this id has other fields"),
         (({**line, "id": 2, "text": ""},), "the input has no such id"),
-        (({"prompt": "A fox", "id": 1, "text": ""},), "lacks the field 'answer' of the input line"),
-        ((line,), "it has no text, outputs"),
         ((own, own), "an earlier line has the same id, 1"),
         ((request, request), "an earlier line has the same id, '2'"),
-        ((request.replace(b"batch_req_", b"batch_req_0"),), "the input's request with this custom_id is a different"),
     ):
         before = b"".join(one if isinstance(one, bytes) else json.dumps(one).encode() + b"\n" for one in results)
         output.write_bytes(before)
@@ -427,8 +389,6 @@ def test_resume_refuses_lines_that_are_no_results_of_the_input(files):
         assert f"line {len(results)} is not a result of this input" in said
         assert says in said
         assert output.read_bytes() == before
-    output.write_bytes(own + b'{"my": "no')
-    assert "what follows its last complete line is not a result of this input" in ONE.refusal(*command, "--resume")
 
 
 @posix

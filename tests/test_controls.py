@@ -8,7 +8,6 @@ from transformers import GPT2LMHeadModel
 
 import stagewise
 from stagewise import allowed_token_ids, bad_words, logit_bias, sampling_params
-from stagewise.results import length_limit
 from stagewise.sampling import Sampling
 from tests.adapter import EOS, STAGES, TINYTALES
 
@@ -266,16 +265,6 @@ def test_prompts_that_are_too_long(stage):
         llm.generate([list(range(60))])
     with pytest.raises(ValueError, match="truncate_prompt_tokens 100 is over max_model_len 40"):
         Sampling(stage, truncate_prompt_tokens=100).prompt(llm, [1])
-
-
-def test_which_limit_ended_it(stage, small_checkpoint):
-    llm = stage.engine(small_checkpoint, max_model_len=20)
-    for max_tokens, limit in ((5, "max_tokens"), (17, "max_tokens"), (18, "max_model_len"), (400, "max_model_len")):
-        params = stage.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-        (output,) = llm.generate([[5, 6, 7]], params)
-        assert (output.outputs[0].finish_reason, length_limit(output.outputs[0], params)) == ("length", limit)
-    params = stage.SamplingParams(stop_token_ids=range(211))
-    assert length_limit(llm.generate([[5]], params)[0].outputs[0], params) is None
 
 
 def test_values_that_mean_something_else(stage):

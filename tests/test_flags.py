@@ -14,16 +14,16 @@ from tests.adapter import STAGES
 LIMITS = ["max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "n", "truncate_prompt_tokens"]
 FILTERS = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
 PROCESSED = ["logit_bias", "bad_words", "allowed_token_ids", "structured_outputs"]
-SAMPLING = [*LIMITS, *FILTERS, *PROCESSED, "skip_special_tokens", "generation_config"]
+SAMPLING = [*LIMITS, *FILTERS, *PROCESSED, "skip_special_tokens"]
 LOGPROBS, BEAMS = ["logprobs", "prompt_logprobs"], ["beam_width"]
-INPUT = ["input", "output", "resume", "prompt_column", "prompt_template", "id_column", "strict", "chat_template"]
+INPUT = ["input", "output", "resume", "prompt_column", "prompt_template", "id_column", "chat_template"]
 SCORING = ["choices_column", "choices", "score"]
 RAY = ["ray", "actors", "cpus_per_actor", "gpus_per_actor"]
-OF_FILES = [*LOGPROBS, *SCORING, "beam_width", "include_stop_str_in_output"]
+OF_FILES = [*LOGPROBS, *SCORING, "include_stop_str_in_output"]
 DRAWING = ["seed", "speculate", "num_drafts"]
-ALWAYS = ["stage", "config", "quiet"]
+ALWAYS = ["stage", "quiet"]
 SHOWN = [*ALWAYS, "trace", "stats"]
-OF_BEAMS = [*BEAMS, *SHOWN, "json", "max_tokens", "temperature", "generation_config"]
+OF_BEAMS = [*BEAMS, *SHOWN, "json", "max_tokens"]
 OF_SCORES = [*INPUT, *SCORING, *SHOWN, "json", "ray"]
 IN_OUT = ["--input", "a", "--output", "b"]
 CLUSTER = [*IN_OUT, "--ray", "auto"]
@@ -38,12 +38,11 @@ MODES = {
         [*PROMPTS, *(set(SAMPLING) - {"stop", "stop_token_ids"}), *DRAWING, *SHOWN, "json"],
     ),
     "files": (IN_OUT, [*INPUT, *SAMPLING, *OF_FILES, *DRAWING, *SHOWN, "json", "ray"]),
-    "beams of files": ([*IN_OUT, "--beam-width", "2"], [*INPUT, *OF_BEAMS, "ray"]),
     "scores": ([*IN_OUT, "--score", "text"], OF_SCORES),
     "choices": ([*IN_OUT, "--choices", "yes", "no"], OF_SCORES),
     "a column of choices": ([*IN_OUT, "--choices-column", "c"], OF_SCORES),
-    "a cluster": (CLUSTER, [*(set(INPUT) - {"strict"}), *SAMPLING, *OF_FILES, *DRAWING, *RAY, *ALWAYS]),
-    "scores by a cluster": ([*CLUSTER, "--score", "text"], [*(set(INPUT) - {"strict"}), *SCORING, *RAY, *ALWAYS]),
+    "a cluster": (CLUSTER, [*INPUT, *SAMPLING, *OF_FILES, *DRAWING, *RAY, *ALWAYS]),
+    "scores by a cluster": ([*CLUSTER, "--score", "text"], [*INPUT, *SCORING, *RAY, *ALWAYS]),
 }
 
 
@@ -53,9 +52,8 @@ def arguments_of(action):
         return ["A hen"]
     if action.nargs == 0:
         return [action.option_strings[-1]]
-    values = {"config": None, "stage": "8", "n": "2", "logit_bias": "3=1", "structured_outputs": '{"choice": ["a"]}'}
-    value = values.get(action.dest, str((action.choices or ["1"])[0]))
-    return [] if value is None else [action.option_strings[0], value]
+    values = {"stage": "8", "n": "2", "logit_bias": "3=1", "structured_outputs": '{"choice": ["a"]}'}
+    return [action.option_strings[0], values.get(action.dest, str((action.choices or ["1"])[0]))]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -89,28 +87,15 @@ def test_one_completion_is_what_everybody_gets(mode):
     check_flags(stage, parser.parse_args(argv), given_flags(parser, argv))
 
 
-def test_flags_of_a_file_count_too(tmp_path):
-    path, stage = tmp_path / "flags.toml", STAGES[-1]
-    path.write_text('score = "text"\ninput = ["a"]\noutput = ["b"]\nquiet = false\nstop = []\n')
-    parser = build_parser(stage, "run")
-    argv = ["--config", str(path), "--", "--top-k"]
-    assert given_flags(parser, argv) == {"config", "score", "input", "output"}
-    argv = ["--top-k=0", *argv[:2]]
-    with pytest.raises(ValueError, match="--top-k can't be combined with --score, which generates nothing"):
-        check_flags(stage, parser.parse_args(argv), given_flags(parser, argv))
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [("8GB", 8 * 10**9), ("8G", 8 * 10**9), ("512MiB", 2**29), ("1.5 kb", 1500), ("2ti", 2**41), ("123456", 123456)],
 )
-def test_sizes_in_bytes(tmp_path, text, value):
-    """With a unit or without, on the command line and in a file of flags, wherever there is such a flag."""
+def test_sizes_in_bytes(text, value):
+    """With a unit or without, wherever there is such a flag."""
     stage = STAGES[4]
-    (tmp_path / "flags.toml").write_text(f'kv-cache-bytes = "{text}"\n')
     for parser in (build_parser(stage, "run"), server_parser(stage, "serve")):
-        for argv in (["--kv-cache-bytes", text], ["--config", str(tmp_path / "flags.toml")]):
-            assert parser.parse_args(argv).kv_cache_bytes == value
+        assert parser.parse_args(["--kv-cache-bytes", text]).kv_cache_bytes == value
     assert server_parser(stage, "serve").parse_args(["--max-body-bytes", text]).max_body_bytes == value
     assert throughput.OPTIONS["--kv-cache-bytes"]["type"](text) == value
 
@@ -122,7 +107,5 @@ def test_sizes_that_are_none():
 
 
 def test_a_directory_takes_the_output_of_a_single_input_too(tmp_path):
-    args = argparse.Namespace(input=["data/a.jsonl"], output=[tmp_path], ray=None)
+    args = argparse.Namespace(input=["data/a.jsonl"], output=[tmp_path])
     assert pairs_of(args) == [("data/a.jsonl", tmp_path / "a.jsonl")]
-    args.ray = "auto"  # there it has the parts of the output
-    assert pairs_of(args) == [("data/a.jsonl", tmp_path)]

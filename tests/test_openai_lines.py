@@ -40,7 +40,7 @@ def test_openai_lines_are_answered_as_by_the_server(files):
     """What a body leaves out is taken from the command line."""
     source, output, command = files
     lines = [
-        openai_request("text", stop=None, echo=False, best_of=1, user="me", store=False, metadata={"a": 1}, foo=None),
+        openai_request("text", stop=None, echo=False, user="me", store=False, metadata={"a": 1}, foo=None),
         openai_request("ids", prompt=[7454, 2402, 257], stop=["."], max_tokens=30),
         openai_request("several", n=2, temperature=1, seed=3, max_tokens=20),
         openai_request("echo", echo=True, logprobs=2, return_token_ids=True),
@@ -90,7 +90,7 @@ BAD_REQUESTS = {
     "another model": (openai_request("a", model="gpt2"), "body.model is 'gpt2', but this run has 'tinytales': name "),
     "a stream": (openai_request("a", stream=True), "stream must be false"),
     "an unknown field": (openai_request("a", foo=False), "unknown field foo"),
-    "beams": (openai_request("a", use_beam_search=True), "take --beam-width, for all prompts of a run, or LLM.beam_s"),
+    "beams": (openai_request("a", use_beam_search=True), "take --beam-width, for prompts on the command line, or LLM."),
     "tools": (openai_request("a", tools=[1]), "tools [1] is not supported: no functions are called here"),
     "a prompt for chats": (chat_request("a", prompt="Hi"), "unknown field prompt"),
     "no body": (openai_request("a") | {"body": 1}, "body must be a JSON object"),

@@ -18,10 +18,10 @@ from tests.test_batch_file import by_id, read_results, write_input
 SERVING = STAGES[3:]
 
 
-def actor(stage, beams=None, columns=Columns(), **options):  # noqa: B008 (it is frozen)
+def actor(stage, columns=Columns(), **options):  # noqa: B008 (it is frozen)
     options = {**vars(stage.part("config").EngineConfig()), "max_num_seqs": 8, **options}
-    params = Sampling(stage, max_tokens=8, temperature=0.8 if beams is None else 0)
-    return worker.Completer(stage.directory, options, worker.How(params, beams, columns), 1, 1, 0)
+    params = Sampling(stage, max_tokens=8, temperature=0.8)
+    return worker.Completer(stage.directory, options, worker.How(params, columns), 1, 1, 0)
 
 
 def batches(path, column="id", size=8):
@@ -44,17 +44,17 @@ def test_an_actor_answers_as_a_batch_run_does(tmp_path):
     assert answered(actor(stage), batches(source)) == by_id(read_results(output))
 
 
-def test_an_actor_with_columns_of_other_names_and_beams(tmp_path):
+def test_an_actor_with_columns_of_other_names(tmp_path):
     """The same flags give the same answers, including a line that is scored and one without the column."""
     stage, source, output = STAGES[4], tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [{"question": f"A fox named {name}", "key": f"k{name}"} for name in ("Tom", "Ann", "Otto")]
     lines += [{"question": "A fox", "key": "scored", "score": True, "continuation": " runs"}, {"key": "none"}]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    flags = ["--prompt-column", "question", "--id-column", "key", "--beam-width", 2, "--max-tokens", 8, "--quiet"]
+    flags = ["--prompt-column", "question", "--id-column", "key", "--max-tokens", 8, "--quiet"]
     assert stage.main("--input", source, "--output", output, *flags)[0] == 1
     expected = by_id(read_results(output))
-    assert answered(actor(stage, 2, Columns("question", "key")), batches(source, "key")) == expected
-    assert [len(one.get("outputs", ())) for one in expected].count(2) == 3
+    assert answered(actor(stage, Columns("question", "key")), batches(source, "key")) == expected
+    assert sum("text" in one for one in expected) == 3
 
 
 @pytest.mark.parametrize("ray", [(True, False), (False, True)], ids=["begun on a cluster", "begun on one machine"])
@@ -140,13 +140,6 @@ def test_a_machine_without_the_model():
     assert worker.look_at_model("stage05_paged", {"model": "tinytales"}).startswith("sha256:")
     with pytest.raises(ValueError, match="there is no directory"):
         worker.look_at_model("stage05_paged", {"model": "/not/there", "tokenizer": None})
-
-
-def test_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr(driver, "LINES_PER_SHARD", 10)
-    assert driver.shards_of(25, tmp_path / "out.jsonl") == [tmp_path / "out.jsonl"]
-    assert [path.name for path in driver.shards_of(25, tmp_path)] == [f"part-{i:05}.jsonl" for i in range(3)]
-    assert len(driver.shards_of(0, tmp_path)) == 1
 
 
 def test_what_can_not_run_on_a_cluster(tmp_path):

@@ -39,17 +39,16 @@ def refusal(app, **fields):
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
 SHORT = {"type": "object", "properties": {"n": {"enum": [1, 23]}}, "required": ["n"], "additionalProperties": False}
+FOX, NONE = {"choice": ["fox"]}, {"structured_outputs": {"choice": []}}
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 ASKED = [
     (CHAT, {"response_format": SCHEMA}, PERSON),
     (COMPLETION, {"response_format": SCHEMA}, PERSON),
-    (CHAT, {"guided_json": SHORT}, SHORT),
-    (COMPLETION, {"guided_json": json.dumps(SHORT)}, SHORT),
+    (COMPLETION, {"structured_outputs": {"json": json.dumps(SHORT)}}, SHORT),
     (CHAT, {"structured_outputs": {"json": SHORT, "disable_any_whitespace": True}}, SHORT),
-    (COMPLETION, {"guided_regex": r"\d{4}-\d\d"}, r"\d{4}-\d\d"),
     (COMPLETION, {"structured_outputs": {"regex": r"\d{4}-\d\d"}}, r"\d{4}-\d\d"),
-    (CHAT, {"guided_choice": ["fox", "bear"]}, "fox|bear"),
-    (COMPLETION, {"guided_grammar": 'root ::= "a" | "b" root'}, "b*a"),
+    (CHAT, {"structured_outputs": {"choice": ["fox", "bear"]}}, "fox|bear"),
+    (COMPLETION, {"structured_outputs": {"grammar": 'root ::= "a" | "b" root'}}, "b*a"),
 ]
 
 
@@ -67,24 +66,24 @@ def test_an_answer_has_its_form(tales, path, fields, form):
 def test_any_object_and_no_form(tales):
     (choice,) = answer(tales, response_format={"type": "json_object"})["choices"]
     assert choice["message"]["content"].startswith("{")
-    for nothing in ({"response_format": {"type": "text"}}, {"structured_outputs": {}}, {"guided_json": None}):
+    for nothing in ({"response_format": {"type": "text"}}, {"structured_outputs": {}}):
         plain = answer(tales, max_tokens=9)["choices"]
         assert answer(tales, max_tokens=9, **nothing)["choices"] == plain
 
 
 def test_a_form_that_fails_on_the_way_ends_its_request_alone(tales):
     """Even if it is the only request, the engine goes on."""
-    error = refusal(tales, guided_regex="(.{0,300}a){0,300}", max_tokens=60)
+    error = refusal(tales, structured_outputs={"regex": "(.{0,300}a){0,300}"}, max_tokens=60)
     assert error["code"] == "generation_failed"
     assert re.search(r"fails after \d+ tokens: it is too large or too complex", error["message"])
-    assert answer(tales, guided_choice=["fox"])["choices"][0]["message"]["content"] == "fox"
+    assert answer(tales, structured_outputs=FOX)["choices"][0]["message"]["content"] == "fox"
 
 
-COSTLY = {"guided_json": {"type": "integer", "multipleOf": 16777213}}
+COSTLY = {"structured_outputs": {"json": {"type": "integer", "multipleOf": 16777213}}}
 
 
 def test_how_long_a_form_may_be_compiled_is_a_flag(tales):
-    fields = {"guided_json": {"type": "integer", "multipleOf": 9973}}
+    fields = {"structured_outputs": {"json": {"type": "integer", "multipleOf": 9973}}}
     assert "compiling it takes over 0.01 s or 512 MB" in refusal(limited(tales, form_seconds=0.01), **fields)["message"]
 
 
@@ -110,7 +109,7 @@ def test_nobody_waits_for_a_form_that_is_compiled(tales, monkeypatch):
         return [*errors, error_of(await ask_async(app, "/v1/completions", {**body, **COSTLY}), 400)]
 
     for error in asyncio.run(go()):
-        assert error["param"] == "guided_json"
+        assert error["param"] == "structured_outputs"
         assert "compiling it takes over 1 s or 512 MB" in error["message"]
     assert len(compiled) == 1
 
@@ -125,7 +124,7 @@ def test_the_end_comes_while_forms_are_compiled(monkeypatch):
         with listening(app) as (_, port):
             clients = [connect(port) for _ in range(5)]
             for i, client in enumerate(clients):
-                form = {"guided_json": {"type": "integer", "multipleOf": 16777213 + i}}
+                form = {"structured_outputs": {"json": {"type": "integer", "multipleOf": 16777213 + i}}}
                 client.sendall(request(**form, ignore_eos=False))
             wait_until(lambda: compiler._work_queue.qsize() == len(clients))
             start = time.monotonic()
@@ -152,7 +151,12 @@ def test_a_flag_and_lines(tmp_path):
         {"prompt": "Once", "sampling": {"structured_outputs": {"choice": ["fox", "bear"]}}},
         {"prompt": "Once", "sampling": {"structured_outputs": {"regex": "(a"}}},
         {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {**body, "response_format": SCHEMA}},
-        {"custom_id": "b", "method": "POST", "url": "/v1/completions", "body": {**body, "guided_choice": []}},
+        {
+            "custom_id": "b",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {**body, "structured_outputs": {"choice": []}},
+        },
     ]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     stage.main("--input", source, "--output", result, *flag)
@@ -181,10 +185,10 @@ def test_what_is_not_installed_is_no_lines_error(tmp_path, monkeypatch):
 def test_forms_that_wait_take_half_of_the_connections(tales):
     app = limited(tales, max_connections=4)
     app.service.num_forms = 2
-    response = ask(app, CHAT, {"model": "tales", "messages": HELLO, "guided_choice": ["fox"]})
+    response = ask(app, CHAT, {"model": "tales", "messages": HELLO, "structured_outputs": FOX})
     assert error_of(response, 429)["code"] == "queue_full"
     assert answer(app)["choices"]
     assert answer(app, response_format={"type": "text"})["choices"]
     app.service.num_forms = 1
-    assert answer(app, guided_choice=["fox"])["choices"][0]["message"]["content"] == "fox"
+    assert answer(app, structured_outputs=FOX)["choices"][0]["message"]["content"] == "fox"
     assert app.service.num_forms == 1

@@ -16,8 +16,8 @@ from itertools import pairwise
 import pytest
 
 from stagewise import cli, console, interactive
-from stagewise.console import Progress, Wrapper, closing_line, width_of
-from tests.adapter import ROOT, STAGES, wait_until
+from stagewise.console import Wrapper, closing_line, progress_bar, width_of
+from tests.adapter import ROOT, STAGES
 
 posix = pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are POSIX")
 # GPT-2 small with random weights: slow enough to be caught in the middle of its nonsense.
@@ -91,19 +91,6 @@ def on_terminal():
 
 
 @posix
-def test_prompts_of_earlier_runs_come_back(on_terminal, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    for keys, shown in (("first of all\n", "first of all"), ("\x1b[A\n", "first of all")):
-        shell = on_terminal("-m", STAGES[4].command, "--interactive", *GREEDY, "--quiet")
-        shell.until(r"> $")
-        shell.type(keys)
-        assert shown in shell.until(r"\n\n> $")
-        shell.type("\x04")
-        shell.process.wait(60)
-    assert (tmp_path / "stagewise" / "history").stat().st_mode & 0o777 == 0o600
-
-
-@posix
 def test_a_conversation(on_terminal):
     """A prompt sign, the prompt once, history, Ctrl-C that stops the answer alone, and what is typed meanwhile."""
     shell = on_terminal("-m", STAGES[-1].command, "--interactive", *SLOW)
@@ -136,34 +123,27 @@ def test_a_conversation(on_terminal):
     assert "Traceback" not in shown
 
 
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_the_time_of_typing_is_not_counted(is_terminal, monkeypatch):
+def test_the_time_of_typing_is_not_counted(monkeypatch):
     """Two answers that take half a second each, with a day of thinking between them."""
-    clock = [0.0]
+    clock, typed = [0.0], iter(["one", "two"])
     monkeypatch.setattr(interactive.time, "perf_counter", lambda: clock[0])
 
-    class Engine:
-        async def generate(self, prompt):
-            clock[0] += 0.5
-            yield types.SimpleNamespace(text=prompt.upper(), finish_reason="length")
+    async def generate(prompt):
+        clock[0] += 0.5
+        yield types.SimpleNamespace(text=prompt.upper(), finish_reason="length")
 
-    def lines():
-        for line in ("one", "two"):
-            clock[0] += 86400
-            answered = clock[0] + 0.5
-            yield line
-            wait_until(lambda answered=answered: clock[0] == answered)
+    def type_a_line(sign):
+        clock[0] += 86400
+        return next(typed, "exit")
 
-    if is_terminal:
-        source = lines()
-        monkeypatch.setattr("builtins.input", lambda sign: next(source, None) or throw(EOFError))
-        monkeypatch.setattr(interactive, "is_terminal", lambda: True)
-        monkeypatch.setattr(console, "termios", None)
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-    else:
-        given = types.SimpleNamespace(buffer=(line.encode() for line in lines()), isatty=lambda: False)
-        monkeypatch.setattr(sys, "stdin", given)
-    assert interactive.converse(Engine().generate) == 1.0
+    monkeypatch.setattr("builtins.input", type_a_line)
+    monkeypatch.setattr(console, "termios", None)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    assert interactive.converse(generate) == 1.0
+
+
+def test_a_pipe_is_told_what_to_use():
+    assert STAGES[-1].refusal("--interactive").endswith("--prompts-file - completes the lines of a pipe")
 
 
 # --- Lines ------------------------------------------------------------------------------------------------------------
@@ -243,34 +223,29 @@ def test_a_redirected_run_has_no_bar():
     status, stdout, stderr = STAGES[-1].main("--prompts", "A fox", "One day", *GREEDY)
     assert status == 0
     assert "\r" not in stdout + stderr
-    assert re.fullmatch(r".*\n2 requests, 24 tokens in [\d.]+ s: [\d.]+ tok/s; 2 stopped at --max-tokens\n", stderr)
+    assert re.fullmatch(r".*\n2 requests, 24 tokens in [\d.]+ s: [\d.]+ tok/s; 2 stopped at the length limit\n", stderr)
 
 
 def test_a_terminal_has_a_bar_with_an_estimate(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Screen())
-    with Progress(3, "line") as bar:
+    with progress_bar(3, "line") as bar:
         for _ in range(3):
             bar.update()
-            bar.bar.refresh()
+            bar.refresh()
     assert "3/3 [" in sys.stderr.getvalue()
     assert "<" in sys.stderr.getvalue()  # tqdm's sign between what has passed and what is left
 
 
 def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):
-    clock = iter([0.0, 10.0, 31.0, 40.0, 3700.0])
-    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
-    with Progress(1000, "line", done=10) as log:
-        for _ in range(4):
-            log.update()
-    assert capsys.readouterr().err.splitlines() == [
-        "12 of 1,000 lines after 31 s, about 4.3 h left",
-        "14 of 1,000 lines after 62 min, about 253.3 h left",
-    ]
-    monkeypatch.undo()
-    monkeypatch.setattr(console, "EVERY", -1)
-    with Progress(1000, "line", quiet=True) as log:
-        log.update()
+    with progress_bar(1000, "line", done=10) as bar:
+        assert (bar.mininterval, bar.n) == (30, 10)
+        bar.update()
     assert capsys.readouterr().err == ""
+    monkeypatch.setattr(console, "EVERY", 0)
+    for quiet in (False, True):
+        with progress_bar(1000, "line", quiet=quiet) as bar:
+            bar.update()
+        assert ("1/1000" in capsys.readouterr().err) != quiet
 
 
 # --- The last line ----------------------------------------------------------------------------------------------------
@@ -285,10 +260,8 @@ def test_a_sentence_and_what_a_stage_counts(stage):
     assert len(sentence) < 80
     stats.num_truncated = 2
     assert closing_line(stage, stats, 2.0, False) == f"{sentence}; 2 stopped at the length limit"
-    limits = {"max_tokens": 1, "max_model_len": 1}
-    told = closing_line(stage, stats, 2.0, False, at_once=64, limits=limits)
+    told = closing_line(stage, stats, 2.0, False, at_once=64)
     assert told.startswith(sentence.partition(",")[0] + " (up to 64 at once), ")
-    assert told.endswith("; 1 stopped at --max-model-len, 1 stopped at --max-tokens")
     stats.num_truncated = 0
     details = closing_line(stage, stats, 2.0, False, details=True).split("\n")
     assert details[0] == sentence
@@ -296,9 +269,3 @@ def test_a_sentence_and_what_a_stage_counts(stage):
     expected = ["ended by length", "forward passes"] + ["padding"] * (stage.number > 1)
     expected += ["KV cache"] * (stage.number > 2) + ["prefix cache", "preemptions"] * (stage.number > 4)
     assert names[: len(expected)] == expected
-
-
-def test_which_limits_ended_outputs():
-    command = ["--max-model-len", 8, "--ignore-eos", "--max-tokens", 4]
-    _, _, stderr = STAGES[4].main("A fox", "One two three four five six", *command)
-    assert stderr.endswith("; 1 stopped at --max-model-len, 1 stopped at --max-tokens\n")

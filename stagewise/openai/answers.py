@@ -42,14 +42,12 @@ class Piece:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    length_limit: str | None = None
 
     def add(self, other: "Piece") -> None:
         self.text += other.text
         self.tokens += other.tokens
         self.token_ids += other.token_ids
         self.finish_reason, self.stop_reason = other.finish_reason, other.stop_reason
-        self.length_limit = other.length_limit
 
 
 class Wording:
@@ -60,14 +58,11 @@ class Wording:
         self.token_ids, self.prompt = job.token_ids[prompt], job.prompts[prompt]
         self._new_detokenizer = functools.partial(served.stage.Detokenizer, self.tokenizer)
         self._detokenizer, self._offset, self.begun = self._new_detokenizer(), 0, False
-        room = job.max_model_len - len(self.token_ids)
-        self._length_limit = "max_model_len" if job.params.max_tokens > room else "max_tokens"
         self._by_ids = job.fields["return_tokens_as_token_ids"]
 
     def piece(self, event: Any, prompt_logprobs: Sequence[dict | None] | None) -> Piece:
         """The piece of an event. The first one begins with the prompt if it is to be echoed."""
         piece = Piece(self.index, finish_reason=event.finish_reason, stop_reason=event.stop_reason)
-        piece.length_limit = self._length_limit if event.finish_reason == "length" else None
         if self.job.echo and not self.begun:
             piece.text = self.prompt if isinstance(self.prompt, str) else full_text(self.tokenizer, self.token_ids)
             piece.tokens = self._tokens(self.token_ids, prompt_logprobs)
@@ -113,7 +108,7 @@ def choice_of(job: "Job", piece: Piece, *, chunk: bool = False) -> dict:
     """A choice of an answer, or of a chunk of one."""
     said = chat_choice(job, piece, chunk) if job.chat else completion_choice(job, piece)
     ids = {"token_ids": piece.token_ids} if job.fields["return_token_ids"] else {}
-    return {"index": piece.index, **said, "stop_reason": piece.stop_reason, **length_limit(piece), **ids}
+    return {"index": piece.index, **said, "stop_reason": piece.stop_reason, **ids}
 
 
 def completion_choice(job: "Job", piece: Piece) -> dict:
@@ -146,11 +141,6 @@ def greeting(index: int) -> dict:
     """The first chunk of a chat's choice: the role."""
     delta = {"role": "assistant", "content": ""}
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def length_limit(ended: Any) -> dict:
-    """For "length", which limit it was."""
-    return {"length_limit": ended.length_limit} if ended.length_limit else {}
 
 
 def likely(token: Token) -> dict[str, float | None] | None:

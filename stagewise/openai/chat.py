@@ -68,9 +68,9 @@ class ChatTemplate:
 
     Attributes:
         special_tokens: the ones that it uses.
-        optional: variables that it can do without; a request may set them (`chat_template_kwargs`).
+        optional: its other variables, which a request may set (`chat_template_kwargs`); else they are undefined.
 
-    Raises ValueError if it is not a template, or has a variable that is never supplied.
+    Raises ValueError if it is not a template.
     """
 
     def __init__(self, text: str, source: str, special_tokens: dict[str, str]):
@@ -84,15 +84,8 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"{source}, line {error.lineno}: {error.message}") from None
         names = jinja2.meta.find_undeclared_variables(tree) - environment.globals.keys()
-        missing = names - SUPPLIED - special_tokens.keys() - assigned(tree)
-        if unknown := missing - may_be_missing(tree):
-            known = ", ".join(sorted(SUPPLIED | special_tokens.keys()))
-            raise ValueError(
-                f"{source} uses {', '.join(sorted(unknown))}, which is not supplied; it can use {known}, and what it "
-                "tests with `is defined`"
-            )
         self.special_tokens = {name: token for name, token in special_tokens.items() if name in names}
-        self.optional = missing
+        self.optional = names - SUPPLIED - special_tokens.keys()
 
     def check_tokens(self, tokenizer: Any) -> None:
         """Raise ValueError if a special token that it uses is not a single token of the tokenizer."""
@@ -133,18 +126,6 @@ class ChatTemplate:
             )
         # Cut what the template puts after a message, which would end it. Where it strips messages, strip this one too.
         return prompt[:end] if prompt.startswith(GOES_ON, end) else prompt[:end].rstrip()
-
-
-def may_be_missing(tree: nodes.Template) -> set[str]:
-    """Variables that a template tests with `is defined`, or gives a default."""
-    tests = [test for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")]
-    defaults = [filter for filter in tree.find_all(nodes.Filter) if filter.name in ("default", "d")]
-    return {found.node.name for found in (*tests, *defaults) if isinstance(found.node, nodes.Name)}
-
-
-def assigned(tree: nodes.Template) -> set[str]:
-    """Variables that a template sets itself, if only in one branch of an `if`."""
-    return {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
 
 
 def load_template(file: Path | None, directory: Path) -> ChatTemplate | None:
@@ -217,15 +198,13 @@ def chat_prompt(fields: Fields, template: ChatTemplate | None) -> str:
 
 
 def template_kwargs(fields: Fields, template: ChatTemplate) -> dict:
-    """The request's variables for the template. It may set those that the template tests with `is defined`; a false one
-    that the template does not use is dropped. Raises APIError for any other."""
+    """The request's variables for the template; a false one that the template does not use is dropped. Raises APIError
+    for any other that it does not use."""
     given = fields["chat_template_kwargs"]
     for name, value in given.items():
         if name in template.special_tokens or name in SUPPLIED or (value and name not in template.optional):
-            if fields.ignored is None:
-                message = f"chat_template_kwargs.{name:.80} is not a variable that a request can set for this template"
-                raise bad_request(message, param="chat_template_kwargs")
-            fields.ignored.append(f"chat_template_kwargs.{name:.80}")
+            message = f"chat_template_kwargs.{name:.80} is not a variable that a request can set for this template"
+            raise bad_request(message, param="chat_template_kwargs")
     return {name: value for name, value in given.items() if name in template.optional}
 
 
@@ -233,13 +212,13 @@ def read_messages(fields: Fields) -> list[dict]:
     """The messages, each with its role, and its content as one string. Raises APIError."""
     if not fields["messages"]:
         raise bad_request("messages must be a list of at least one message", param="messages")
-    return [read_message(one, f"messages[{i}]", fields.ignored) for i, one in enumerate(fields["messages"])]
+    return [read_message(one, f"messages[{i}]") for i, one in enumerate(fields["messages"])]
 
 
-def read_message(message: Any, where: str, ignored: list[str] | None) -> dict:
+def read_message(message: Any, where: str) -> dict:
     if not isinstance(message, dict):
         raise bad_request(f"{where} must be an object, got {message!r:.80}", param=where)
-    fields = Fields(message, MESSAGE, f"{where}.", IDLE_IN_MESSAGES, ignored)
+    fields = Fields(message, MESSAGE, f"{where}.", IDLE_IN_MESSAGES)
     if "role" not in fields:
         raise bad_request(f"{where}.role is missing", param=f"{where}.role")
     if fields["role"] in TOOL_ROLES:
@@ -248,15 +227,15 @@ def read_message(message: Any, where: str, ignored: list[str] | None) -> dict:
         raise bad_request(f"{where}.content is missing", param=f"{where}.content")
     read = dict(fields)
     if isinstance(content := read["content"], list):
-        read["content"] = "".join(read_part(part, f"{where}.content[{i}]", ignored) for i, part in enumerate(content))
+        read["content"] = "".join(read_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
     return read
 
 
-def read_part(part: Any, where: str, ignored: list[str] | None) -> str:
+def read_part(part: Any, where: str) -> str:
     if not isinstance(part, dict) or part.get("type") != "text":
         raise bad_request(f'{where} must be {{"type": "text", "text": …}}, got {part!r:.80}', param=where)
     others = {name: IDLE_IN_MESSAGES[name] for name in ("annotations", "cache_control")}
-    fields = Fields(part, {"type": TEXT, "text": TEXT}, f"{where}.", others, ignored)
+    fields = Fields(part, {"type": TEXT, "text": TEXT}, f"{where}.", others)
     if "text" not in fields:
         raise bad_request(f"{where}.text is missing", param=f"{where}.text")
     return fields["text"]

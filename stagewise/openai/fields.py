@@ -5,7 +5,7 @@ an effect. A field is one of three kinds:
 
     COMPLETION, CHAT   used. `Field` checks most of them; `Sampling` checks those in SAMPLING
     IDLE               not used here: accepted if it asks for nothing, else refused by name
-    any other          refused by name. (With the server's --ignore-unknown-fields, the log names it.)
+    any other          refused by name
 
 Sources: OpenAI's API reference, "Create chat completion" and "Create completion"; vLLM's documentation, "OpenAI-
 compatible server", extra parameters.
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ..beams import BEAM_FIELDS, NO_BEAMS
 from .errors import APIError, bad_request
 from .forms import FORM_FIELDS
 from .limits import Limits
@@ -84,13 +83,11 @@ COMMON = {
     "prompt_logprobs": WHOLE,
     "return_token_ids": flag(),
     "return_tokens_as_token_ids": flag(),
-    "truncation_side": Field(str, '"left" or "right"', "left", values=("left", "right")),
 }
 COMPLETION = COMMON | {
     "prompt": Field(default="<|endoftext|>"),  # OpenAI's default: as at the beginning of a new document
     "max_tokens": number(0, MAX_TOKENS),
     "logprobs": WHOLE,
-    "best_of": number(1, "max_choices"),
     "echo": flag(),
 }
 TURNS = {
@@ -106,6 +103,8 @@ STREAM_OPTIONS = {"include_usage": flag(), "continuous_usage_stats": flag()}
 
 NO_TOOLS = "no functions are called here; response_format gives an answer a form"
 ONLY_TEXT = "this model reads and writes only text"
+NO_BEAMS = "a search has the engine to itself: take --beam-width, for prompts on the command line, or LLM.beam_search"
+BEAM_FIELDS = {"use_beam_search": (False,), "length_penalty": (1, 1.0), "early_stopping": (False,)}
 IDLE: Others = {
     # The caller's notes, and hints for machines that don't exist here: they have no effect.
     "user": (str, "it must be a string"),
@@ -113,7 +112,6 @@ IDLE: Others = {
     "prompt_cache_key": (str, "it must be a string"),
     "prompt_cache_retention": (str, "it must be a string"),
     "metadata": (dict, "it must be an object"),
-    "guided_decoding_backend": (str, "it must be a string"),  # vLLM's; any library may compile a form
     "cache_control": (dict, "it must be an object"),
     "reasoning_effort": (str, "it must be a string"),  # of models that reason
     "store": ((False,), "answers are not stored here"),
@@ -159,7 +157,6 @@ class Fields(dict[str, Any]):
         known: the fields that are used.
         prefix: precedes the names in errors.
         others: what else may be present, see IDLE.
-        ignored: a list to collect the names of all other fields; None: refuse them.
         limits: has the bounds of numbers.
 
     Raises:
@@ -172,18 +169,13 @@ class Fields(dict[str, Any]):
         known: Mapping[str, Field],
         prefix: str = "",
         others: Others = MappingProxyType({}),
-        ignored: list[str] | None = None,
         limits: Limits | None = None,
     ):
         super().__init__({name: value for name, value in body.items() if value is not None and name in known})
-        self.known, self.prefix, self.ignored = known, prefix, ignored
+        self.known, self.prefix = known, prefix
         for name in sorted(body.keys() - known.keys()):
-            error = None if body[name] is None else objection(name, body[name], others, prefix)
-            if error is None:
-                continue
-            if ignored is None:
+            if body[name] is not None and (error := objection(name, body[name], others, prefix)):
                 raise error
-            ignored.append(prefix + name[:80])
         for name, value in self.items():
             known[name].check(prefix + name, value, limits)
 

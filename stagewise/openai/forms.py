@@ -1,13 +1,11 @@
-"""A request's structured output, as `structured_outputs`, from OpenAI's field (`response_format`) or vLLM's (this one,
-and the older `guided_json` and others)."""
+"""A request's structured output, from OpenAI's field, `response_format`, or vLLM's, `structured_outputs`."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from .errors import bad_request
 
-GUIDED = {f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")}
-FORM_FIELDS = ("response_format", "structured_outputs", *GUIDED)
+FORM_FIELDS = ("response_format", "structured_outputs")
 
 
 def form_of(values: Mapping[str, Any]) -> tuple[str, Any] | None:
@@ -27,9 +25,7 @@ def may_have_form(body: Mapping[str, Any]) -> bool:
 
 def as_structured(name: str, value: Any) -> Any:
     """A field's value as structured_outputs; None if it asks for nothing."""
-    if name == "response_format":
-        return of_response_format(value)
-    return {GUIDED[name]: value} if name in GUIDED else value or None
+    return of_response_format(value) if name == "response_format" else value or None
 
 
 def of_response_format(value: Any) -> dict | None:

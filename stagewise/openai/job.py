@@ -33,7 +33,6 @@ class Served:
         limits: what one client may ask for; `max_queue_size` is the engine's.
         chat: turns chats into prompts; None: the model has no template.
         defaults: sampling fields for requests that leave them out.
-        ignores_unknown: whether unknown fields are ignored, rather than refused.
     """
 
     stage: Stage
@@ -42,7 +41,6 @@ class Served:
     limits: Limits
     chat: "ChatTemplate | None" = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    ignores_unknown: bool = False
 
     def __post_init__(self):
         llm = getattr(self.engine, "llm", self.engine)
@@ -50,8 +48,7 @@ class Served:
 
     def fields(self, body: dict, known: Mapping[str, Field], others: Others = IDLE) -> Fields:
         """The fields of a request's body, checked."""
-        ignored = [] if self.ignores_unknown else None
-        return Fields(body, known, others=others, ignored=ignored, limits=self.limits)
+        return Fields(body, known, others=others, limits=self.limits)
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,7 @@ def completion_job(served: Served, body: dict) -> Job:
     """The job for a body of /v1/completions. Raises APIError."""
     fields = served.fields(body, COMPLETION)
     check_model(fields, served.model_name)
-    n, logprobs = fields["n"], number_of_logprobs(served, fields, "logprobs")
-    if fields.get("best_of", n) != n:
-        raise bad_request(f"best_of must equal n, which is {n}: all completions are returned", param="best_of")
+    logprobs = number_of_logprobs(served, fields, "logprobs")
     max_tokens = fields.get("max_tokens", served.defaults.get("max_tokens", DEFAULT_MAX_TOKENS))
     of_prompt = logprobs if fields["echo"] else None
     asked = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": of_prompt}
@@ -162,7 +157,7 @@ def make_job(
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     given["structured_outputs"] = form or served.defaults.get("structured_outputs")
     sampling = sampling_of(served, fields, given, form_field)
-    kept = [cut(served, sampling, fields, prompt, i, chat) for i, prompt in enumerate(prompts)]
+    kept = [cut(served, sampling, prompt, i, chat) for i, prompt in enumerate(prompts)]
     return Job(
         fields=fields,
         stream_options=read_stream_options(fields),
@@ -229,7 +224,7 @@ def read_stream_options(fields: Fields) -> Fields:
     if "prompt_logprobs" in fields and fields["stream"]:
         raise bad_request("prompt_logprobs can't be streamed: ask for a whole answer", param="prompt_logprobs")
     others: Others = {"include_obfuscation": ((False,), "no chunk is padded")}
-    return Fields(fields["stream_options"], STREAM_OPTIONS, "stream_options.", others, fields.ignored)
+    return Fields(fields["stream_options"], STREAM_OPTIONS, "stream_options.", others)
 
 
 def number_of_logprobs(served: Served, fields: Fields, name: str) -> int | None:
@@ -275,14 +270,13 @@ def field_of(error: ValueError, fields: Fields, form_field: str | None) -> str |
 
 
 def cut(
-    served: Served, sampling: Sampling, fields: Fields, prompt: str | list[int], number: int, chat: bool
+    served: Served, sampling: Sampling, prompt: str | list[int], number: int, chat: bool
 ) -> tuple[str | list[int], list[int]]:
-    """A prompt and its token ids, truncated at the beginning or the end (`truncation_side`)."""
+    """A prompt and its token ids, without those at the beginning that `truncate_prompt_tokens` removes."""
     check_length(prompt, served.max_model_len, "messages" if chat else "prompt", f"prompt {number}")
-    turn = slice(None, None, 1 if fields["truncation_side"] == "left" else -1)
     try:
         token_ids = served.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        kept = sampling.last_tokens(token_ids[turn], served.max_model_len)[turn]
+        kept = sampling.last_tokens(token_ids, served.max_model_len)
     except ValueError as error:
         name = "truncate_prompt_tokens" if str(error).startswith("truncate") else "prompt"
         raise bad_request(f"prompt {number}: {error}", param=name) from None

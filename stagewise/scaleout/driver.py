@@ -25,7 +25,6 @@ from .worker import Completer, look_at_model
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-LINES_PER_SHARD = 100_000
 LINES_PER_BATCH = 8  # that an actor gets at once, and loses if it dies
 MAX_BATCHES = 20_000  # a larger input has larger batches, because Ray keeps track of each
 ANSWER_SECONDS = 10  # that a cluster may take to answer
@@ -40,13 +39,6 @@ class Cluster:
     actors: int
     cpus: int
     gpus: float
-
-
-def shards_of(num_lines: int, output: Path) -> list[Path]:
-    """The files of an output: a directory has one for every LINES_PER_SHARD lines of the input."""
-    if not output.is_dir():
-        return [output]
-    return [output / f"part-{i:05}.jsonl" for i in range(max(1, -(-num_lines // LINES_PER_SHARD)))]
 
 
 def complete_file(
@@ -83,11 +75,8 @@ def complete_file(
             rows.append({"place": place, "number": number, "raw": raw, "id": json.dumps(line.id)})
         return completed(stage.package, rows, options, how, cluster)
 
-    with contextlib.ExitStack() as stack:
-        shards = shards_of(len(lines), output)
-        files = [stack.enter_context(open_output(source, path, resume)) for path in shards]
-        run = describe_batch(stage, setup, dataset, how)
-        job = BatchJob(lines, run, files, LINES_PER_SHARD)
+    with open_output(source, output, resume) as file:
+        job = BatchJob(lines, describe_batch(stage, setup, dataset, how), file)
         return job.run(complete, longest_first=True, quiet=quiet)
 
 

@@ -66,7 +66,7 @@ class Completer:
             line.id = json.loads(name)  # the driver has seen all ids, and has given ids to lines without one
             jobs.append((int(place), line))
         good = [(place, line) for place, line in jobs if not line.error]
-        answers = list(itertools.chain(refused(jobs), completed(self.stage, good, self.llm, self.reader.beam_width)))
+        answers = list(itertools.chain(refused(jobs), completed(self.stage, good, self.llm)))
         return {name: [answer[i] for answer in answers] for i, name in enumerate(("place", "result", "is_error"))}
 
 

@@ -111,7 +111,6 @@ class App:
             Route("/v1/models", self.models),
             Route("/v1/models/{model:path}", self.model),
             Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/tokenizer_info", self.tokenizer_info),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/health", self.health),
             Route("/ready", self.ready),
@@ -195,8 +194,6 @@ class App:
         if run := scope.get("run"):
             reasons = ", ".join(dict.fromkeys(run.finish_reasons)) or "abort"
             line += f", {run.job.num_prompt_tokens} + {run.num_output_tokens} tokens, {reasons}"
-            if run.job.fields.ignored:
-                line += f", ignored {json.dumps(', '.join(run.job.fields.ignored))[1:-1]:.200}"
             if self.log_prompts:
                 line += f", {json.dumps(run.job.prompts)}"
         return line
@@ -239,9 +236,6 @@ class App:
         names = service.token_names(tokens) if fields["return_token_strs"] else None
         counts = {"count": len(tokens), "max_model_len": service.max_model_len}
         return JSON({**counts, "tokens": tokens, "token_strs": names})
-
-    async def tokenizer_info(self, request: Request) -> Response:
-        return JSON(self.service.tokenizer_info())
 
     async def detokenize(self, request: Request) -> Response:
         return await self._read(request, self._decode)

@@ -31,10 +31,6 @@ def server_parser(stage: Stage, prog: str) -> Parser:
         metavar="FILE",
         help="a Jinja template that turns messages into a prompt, for /v1/chat/completions (default: the model's own)",
     )
-    help = "defaults for what a request leaves out come from the model's generation_config.json, if it has one"
-    add("--generation-config", action="store_true", help=help)
-    help = "accept requests with unknown or unsupported fields, and name these in the log"
-    add("--ignore-unknown-fields", action="store_true", help=help)
     add_options(stage, parser.add_argument_group("engine").add_argument)
     add = parser.add_argument_group("server").add_argument
     parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")

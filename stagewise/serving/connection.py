@@ -4,17 +4,16 @@
     a body                     --max-body-bytes, by `read_body`; uvicorn reads 64 KB ahead
     requests sent ahead        wait until the ones before are answered: uvicorn stops reading
     an answer                  waits while 64 KB of it are not read: uvicorn stops writing; after a time, `check_time`
-    connections                --max-connections, then uvicorn answers 503; but one that waits for its client makes room
+    connections                --max-connections, then uvicorn answers 503
     new connections            BACKLOG, by the system, until they are accepted
     time                       --idle-seconds: of silence, and for sending a request, by `check_time`
-    a chunk of a byte          costs as much as one of a kilobyte: who sends them rests in between, by `buffer_updated`
 
+A server for strangers needs a proxy in front of it (docs/examples/nginx.conf), which collects what slow clients send.
 What one request may ask for is in ../openai/limits.py.
 """
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import h11
@@ -26,11 +25,8 @@ from ..openai.limits import Limits
 from ..strict_json import no_duplicates
 
 HEAD_BYTES = 2**14
-TURN = 2**10  # bytes of one client that are read before others have their turn
 UNREAD = 6  # how many times --idle-seconds a client has to read on
-LONG_TURN, REST = 0.0005, 9  # seconds of CPU after which a client rests, and for how many times as long
 BACKLOG = 128
-OTHER_FILES = 512  # of this process, and connections that are accepted before others are closed: 3 times BACKLOG
 CLIENT_GONE = 499  # in the log, if nothing was sent; nginx's status for this
 
 
@@ -45,26 +41,8 @@ def settings(limits: Limits) -> dict[str, Any]:
     }
 
 
-def raise_file_limit(max_connections: int) -> None:
-    """Let this process open a file for each connection. Raises ValueError if the system doesn't."""
-    try:
-        import resource
-    except ModuleNotFoundError:  # Windows, which has no such limit
-        return
-    needed = max_connections + OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    except (OSError, ValueError):
-        message = f"--max-connections {max_connections} needs {needed:,} open files, and the system allows {hard:,}"
-        raise ValueError(f"{message}: lower the one, or raise the other (ulimit -n)") from None
-
-
-class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """uvicorn's connection, with two more limits: it makes room for others while it waits for its client, and a request
-    must be complete in time.
+class Connection(H11Protocol):
+    """uvicorn's connection, which must send a request and read its answer in time.
 
     Attributes:
         since: when it began to wait for its client.
@@ -72,40 +50,17 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self.since, self._part = self.loop.time(), bytearray(TURN)
-        assert self.limit_concurrency is not None
-        if len(self.connections) >= self.limit_concurrency:
-            others = [one for one in self.connections if isinstance(one, Connection) and one is not self and one.waits]
-            if others:  # if not, uvicorn answers 503
-                longest = min(others, key=lambda one: one.since)
-                self.connections.discard(longest)
-                longest.transport.abort()
+        self.since = self.loop.time()
 
     @property
     def is_asked(self) -> bool:
         """Whether a complete request is being answered."""
         return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
 
-    @property
-    def waits(self) -> bool:
-        """For its client, to send a request or to read the answer."""
-        return not self.is_asked or self.flow.write_paused
-
-    def get_buffer(self, sizehint: int) -> bytearray:
-        return self._part
-
-    def buffer_updated(self, nbytes: int) -> None:
+    def data_received(self, data: bytes) -> None:
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             self.since = self.loop.time()  # a request begins
-        begun = time.thread_time()
-        self.data_received(bytes(self._part[:nbytes]))
-        if (took := time.thread_time() - begun) > LONG_TURN:
-            self.transport.pause_reading()
-            self.loop.call_later(REST * took, self._read_on)
-
-    def _read_on(self) -> None:
-        if not self.flow.read_paused:  # by uvicorn
-            self.transport.resume_reading()
+        super().data_received(data)
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()
@@ -118,16 +73,16 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def check_time(self) -> None:
         """Give up a request that takes too long to arrive, or a client that does not read its answer. uvicorn's own
         timer stops at a request's first byte."""
-        silent = self.loop.time() - self.since
-        if not self.waits or self.transport.is_closing() or silent < self.timeout_keep_alive:
+        silent, limit = self.loop.time() - self.since, self.timeout_keep_alive
+        if self.transport.is_closing():
             return
         if self.is_asked:
-            if silent > UNREAD * self.timeout_keep_alive:
+            if self.flow.write_paused and silent > UNREAD * limit:
                 self.transport.abort()
-            return
-        if self.conn.our_state is h11.SEND_RESPONSE or self.conn.trailing_data[0]:
-            self.send_400_response(f"The request was not complete after {self.timeout_keep_alive:g} seconds.")
-        self.transport.close()
+        elif silent >= limit:
+            if self.conn.our_state is h11.SEND_RESPONSE or self.conn.trailing_data[0]:
+                self.send_400_response(f"The request was not complete after {limit:g} seconds.")
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         if len(self.conn.trailing_data[0]) > HEAD_BYTES:

@@ -12,11 +12,10 @@ from ..exits import tell
 from ..flags import options_of
 from ..openai.chat import load_template
 from ..openai.limits import Limits, limits_of
-from ..resolve import generation_defaults, readable
+from ..resolve import readable
 from ..stages import Stage, end_tokens, limit_threads
 from ..structured_outputs import vocabulary
 from .app import App
-from .connection import raise_file_limit
 from .server import Server, listen, url
 from .service import Service
 
@@ -63,7 +62,6 @@ def check(stage: Stage, args: argparse.Namespace) -> None:
     if args.log_prompts and args.quiet:
         raise ValueError("--log-prompts can't be combined with --quiet, which logs nothing")
     args.limits = limits_of(args, stage)
-    raise_file_limit(args.limits.max_connections)
     args.only_here = is_loopback(args.host)
     if args.page is None:
         args.page = args.only_here and args.api_key is None
@@ -80,7 +78,6 @@ def is_loopback(host: str) -> bool:
 def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Service:
     """The service with the engine that the flags ask for."""
     template = load_template(args.chat_template, stage.tokenizer_files(args.model, args.load_format, args.tokenizer))
-    defaults = generation_defaults(stage, args.model, args.load_format) if args.generation_config else {}
     options = readable(options_of(stage, args))
     engine = stage.AsyncLLM(**options)
     limit_threads(stage, engine.llm)
@@ -91,4 +88,4 @@ def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Serv
             vocabulary(engine.llm.get_tokenizer(), ends)  # now: it would hold up others when the first form comes
     garbage.begin()
     name = args.served_model_name or args.model
-    return Service(stage, engine, name, limits, template, defaults, args.ignore_unknown_fields)
+    return Service(stage, engine, name, limits, template)

@@ -229,16 +229,6 @@ class Service(Served):
         texts = ["".join(letters[byte] for byte in self.tokenizer.token_bytes(token_id)) for token_id in token_ids]
         return [text or self.tokenizer.token_text(i) for text, i in zip(texts, token_ids, strict=True)]
 
-    def tokenizer_info(self) -> dict:
-        """The contents of a Hugging Face tokenizer_config.json, as far as they apply here."""
-        end, number = self.tokenizer.token_text(self.tokenizer.end_of_text_id), self.tokenizer.end_of_text_id
-        added = {str(number): {"content": end, "special": True, "lstrip": False, "rstrip": False, "normalized": True}}
-        names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), end)
-        switches = dict.fromkeys(("add_bos_token", "add_prefix_space", "clean_up_tokenization_spaces"), False)
-        more = {"errors": "replace", "model_max_length": self.max_model_len, "added_tokens_decoder": added}
-        template = None if self.chat is None else self.chat.text
-        return {"tokenizer_class": "GPT2Tokenizer", **names, **switches, **more, "chat_template": template}
-
     def job(self, body: dict, *, chat: bool = False) -> Job:
         """A body as a checked job. Call this by `aside`: tokenizing long texts takes time.
 

@@ -14,7 +14,6 @@ import pytest
 
 from tests.adapter import ROOT
 from tests.test_batch_file import QUICK, near, read_results
-from tests.test_batch_file import by_id as all_near
 
 FLAGS = ["--max-num-seqs", "4", *QUICK]
 PATIENCE = 3600  # seconds, for what takes some: Ray starts a dozen processes for each run
@@ -111,20 +110,6 @@ def test_as_on_one_machine(tmp_path):
     assert manifest_of(tmp_path / "out.jsonl") == manifest_of(tmp_path / "alone.jsonl")
 
 
-def test_columns_of_other_names_and_beams_as_on_one_machine(tmp_path):
-    lines = [{"question": f"A fox named {i}", "key": f"k{i}"} for i in range(40)]
-    lines += [
-        {"question": "A fox", "key": "scored", "score": True, "continuation": " runs"},
-        {"question": 5, "key": "no"},
-    ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    flags = ["--prompt-column", "question", "--id-column", "key", "--beam-width", 2, "--max-tokens", 6]
-    run(command(tmp_path / "in.jsonl", tmp_path / "alone.jsonl", *flags))
-    run(on_ray(tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags))
-    assert all_near(read_results(tmp_path / "out.jsonl")) == all_near(read_results(tmp_path / "alone.jsonl"))
-    assert manifest_of(tmp_path / "out.jsonl") == manifest_of(tmp_path / "alone.jsonl")
-
-
 def test_a_run_goes_on_with_ray_or_without(tmp_path, whole):
     source, expected = whole
     for begin, go_on in ((on_ray, command), (command, on_ray)):
@@ -211,26 +196,6 @@ def test_control_c(tmp_path, whole):
     assert "Traceback" not in stderr
     run(on_ray(source, output, "--resume"))
     assert by_id(output) == expected
-
-
-def test_shards(tmp_path, whole, monkeypatch):
-    """A directory as output: a file for each shard of lines, with its manifest."""
-    source, expected = whole
-    (tmp_path / "out").mkdir()
-    code = (
-        "import stagewise.scaleout.driver as d; from stagewise.__main__ import run_stage; "
-        "d.LINES_PER_SHARD = 120; run_stage(5)"
-    )
-    arguments = [sys.executable, "-c", code, *on_ray(source, tmp_path / "out")[3:]]
-    run(arguments)
-    parts = sorted((tmp_path / "out").glob("part-*.jsonl"))
-    assert [len(read_results(part)) for part in parts] == [120, 120, 60]
-    assert sorted(line for part in parts for line in by_id(part)) == expected
-    runs = [json.loads((tmp_path / "out" / f"{part.name}.run.json").read_text()) for part in parts]
-    assert [(run["part"], run["parts"]) for run in runs] == [(0, 3), (1, 3), (2, 3)]
-    parts[1].write_bytes(b"".join(parts[1].read_bytes().splitlines(keepends=True)[:50]))
-    run([*arguments, "--resume"])
-    assert sorted(line for part in parts for line in by_id(part)) == expected
 
 
 def test_a_node_leaves(tmp_path, whole):

@@ -26,7 +26,7 @@ def features():
     from datasets import Features, List, Value
 
     text, names = Value("string"), ("prompt", "note", "price", "image", "never", "id", "text")
-    more = dict.fromkeys((*names, "finish_reason", "stop_reason", "length_limit"), text)
+    more = dict.fromkeys((*names, "finish_reason", "stop_reason"), text)
     meta = {"tags": List(text), "deep": {"n": Value("int64")}}
     return Features({**more, "meta": meta, "token_ids": List(Value("int64"))})
 
