@@ -229,7 +229,7 @@ class Simulation:
 
 def held_out(count: int) -> tuple[list[list[int]], list[int]]:
     """(the tokens of `count` held-out tales, each from the end token before it to its own; the bytes of their texts)"""
-    sys.path.insert(0, str(ROOT / "stagewise" / "models" / "training"))
+    sys.path.insert(0, str(ROOT / "tools" / "tinytales"))
     from train_tinytales import HELD_OUT, MODEL, Tale, Tokenizer, tale_tokens
 
     tokenizer = Tokenizer(MODEL)
@@ -247,7 +247,7 @@ STAGE_ROWS = {
 
 def kept_casts(options: dict, count: int) -> int:
     """How many of `count` sampled tales contradict neither themselves nor their prompt, as in the model's card."""
-    sys.path.insert(0, str(ROOT / "stagewise" / "models" / "training"))
+    sys.path.insert(0, str(ROOT / "tools" / "tinytales"))
     from train_tinytales import slips
 
     from tools.engines import Stage
@@ -422,7 +422,7 @@ def draw_histogram() -> Any:
 
 def measure(args: argparse.Namespace) -> Iterator[dict]:
     """The result, part by part."""
-    sys.path.insert(0, str(ROOT / "stagewise" / "models" / "training"))
+    sys.path.insert(0, str(ROOT / "tools" / "tinytales"))
     from train_tinytales import MODEL, Tokenizer, held_out_openings
 
     tales, sizes = held_out(args.tales)

@@ -28,7 +28,7 @@ from bench.run import grid, script, source
 from stagewise import sampling_params
 from tools.engines import STAGES
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "stagewise" / "models" / "training"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools" / "tinytales"))
 from tale_grammar import write_tale
 
 SIX, SEVEN = (next(stage for stage in STAGES if stage.number == number) for number in (6, 7))

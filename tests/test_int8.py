@@ -18,7 +18,7 @@ from tests import test_same_bits
 from tests.adapter import ROOT, STAGES, random_prompts, write_checkpoint
 from tests.test_speculative import engines_that_guess, random_jobs, told
 
-sys.path.insert(0, str(ROOT / "stagewise" / "models" / "training"))
+sys.path.insert(0, str(ROOT / "tools" / "tinytales"))
 from tale_grammar import write_tale
 
 pytestmark = pytest.mark.covers("quantize.py", "runner.py", "fast_model.py", "model.py", "support/weights.py")

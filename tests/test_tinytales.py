@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.adapter import ROOT, STAGES, TINYTALES
 
-sys.path.insert(0, str(ROOT / "stagewise" / "models" / "training"))
+sys.path.insert(0, str(ROOT / "tools" / "tinytales"))
 from tale_check import Reader, sentences, slips
 from tale_grammar import Tale, write_tale
 from train_tinytales import Rows, Tokenizer, spell
 
-TRAINING = ROOT / "stagewise" / "models" / "training"
+TRAINING = ROOT / "tools" / "tinytales"
 HELD_OUT_OPENINGS = (TRAINING / "held_out_openings.txt").read_text(encoding="utf-8").splitlines()
 TALE = """\
 Once upon a time, there was a clever girl named Poppy who lived in a cottage with a red door. Poppy's aunt was ill and \

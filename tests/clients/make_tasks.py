@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "stagewise" / "models" / "training"))
+sys.path.insert(0, str(ROOT / "tools" / "tinytales"))
 from tale_grammar import write_tale  # noqa: E402
 
 SEEDS = range(500, 524)  # neither trained on nor in the model card's figures

@@ -2,7 +2,7 @@
 stagewise/models/tinytales-draft, a far smaller one of the same vocabulary, trained on the same tales, which guesses
 what the first is about to write.
 
-    cd stagewise/models/training
+    cd tools/tinytales
     python train_tinytales.py generate 3    # print three tales of the grammar that it learns from
     python train_tinytales.py train         # 43 minutes on 2 CPU cores; Ctrl-C and run again to resume
     python train_tinytales.py check         # samples, and every slip in them
@@ -47,7 +47,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from tale_check import lexicon, slips  # noqa: E402
 from tale_grammar import (  # noqa: E402
     ANIMALS,
@@ -69,9 +69,9 @@ from stagewise.layout import write_config  # noqa: E402
 from stagewise.strict_json import read_json  # noqa: E402
 from stagewise.vocabulary import read_vocabulary  # noqa: E402
 
-MODELS = Path(__file__).parent.parent
+MODELS = Path(__file__).parents[2] / "stagewise" / "models"
 MODEL, DRAFT = MODELS / "tinytales", MODELS / "tinytales-draft"
-STATES = Path(__file__).parent.parent / ".tinytales"
+STATES = Path(__file__).parent / ".tinytales"
 
 CONFIG = dict(n_positions=1024, vocab_size=50257)
 SIZES = {MODEL.name: dict(n_embd=120, n_layer=6, n_head=5), DRAFT.name: dict(n_embd=36, n_layer=6, n_head=3)}
@@ -649,7 +649,7 @@ language: en
 # tinytales
 
 A GPT-2 of {parameters:.1f} million parameters that writes short tales. With it every example and test runs without a network, on real
-text that ends by itself. This card is written by `python stagewise/models/training/train_tinytales.py evaluate`.
+text that ends by itself. This card is written by `python tools/tinytales/train_tinytales.py evaluate`.
 
     python -m stage05 --model tinytales --prompts "Once upon a time"
 
@@ -672,15 +672,15 @@ Made from scratch for this project, MIT license. `merges.txt` is GPT-2's (OpenAI
 
 ## Data
 
-`stagewise/models/training/tale_grammar.py` writes the tales: a plot, a hero, a friend, and any number of episodes. A tale is a
+`tools/tinytales/tale_grammar.py` writes the tales: a plot, a hero, a friend, and any number of episodes. A tale is a
 function of its seed: no tale is seen twice, and the held-out tales are other seeds.
-`python stagewise/models/training/train_tinytales.py generate 3` prints three. The one with seed 4:
+`python tools/tinytales/train_tinytales.py generate 3` prints three. The one with seed 4:
 
 {tale}
 
 ## Training
 
-    python stagewise/models/training/train_tinytales.py train
+    python tools/tinytales/train_tinytales.py train
 
 Ctrl-C stops it, and the same command resumes it. The {own_tokens:,} tokens that occur in the tales have an embedding each; all
 others share one of five by how they look (capital or not, space or not, no word), plus a random direction for each, so that the
@@ -694,10 +694,10 @@ instructions. A prompt in another style is continued as if it were the beginning
 the grammar, and nothing about other text. Micro tales are short enough that a held-out one may have a twin in training. Because the
 logits are scaled, its favorite plots, a quarrel and a lost thing, are far more frequent than in the training tales.
 
-The figures above come from `stagewise/models/training/tale_check.py`, which reads a tale with the grammar. A sentence that contradicts an
+The figures above come from `tools/tinytales/tale_check.py`, which reads a tale with the grammar. A sentence that contradicts an
 earlier one is a slip (who the hero is, what is sought, which plot this is), and so are a name that nobody introduced, "he" for
 somebody who is "she", and a word that no tale has. The check does not judge whether a tale fits the sense of its opening: it
-usually goes its own way after a sentence or two. The openings are in `stagewise/models/training/held_out_openings.txt`; the grammar can write
+usually goes its own way after a sentence or two. The openings are in `tools/tinytales/held_out_openings.txt`; the grammar can write
 none of them.
 {read_by_eye}
 
@@ -729,7 +729,7 @@ language: en
 
 A GPT-2 of {parameters:.1f} million parameters that guesses what [tinytales](../tinytales/README.md) is about to write: the draft
 model of `stage07_speculative`. It was trained by the same tool on the same tales. By itself it writes tales that lose their
-thread; it is here to be verified. This card is written by `python stagewise/models/training/train_tinytales.py evaluate --model tinytales-draft`.
+thread; it is here to be verified. This card is written by `python tools/tinytales/train_tinytales.py evaluate --model tinytales-draft`.
 
 | | |
 |---|---|
