@@ -43,7 +43,7 @@ class LLM(LLMBase):
 
     def close(self, *, abort: bool = False) -> None:
         """Accept no more requests, finish the unfinished ones (or abort them), and end the engine's thread. Blocks
-        until then. Not needed: an LLM that is dropped, or a program that ends, aborts them."""
+        until then. Optional: dropping the LLM, or exiting, aborts what is unfinished."""
         self.loop.close(abort=abort)
         self.loop.thread.join()
 
@@ -61,8 +61,7 @@ class LLM(LLMBase):
         use_tqdm: bool = False,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete every prompt. Blocks until all are done. Results come in the order of the prompts; requests that
-        may get the longest outputs start first.
+        """Complete every prompt. Blocks until all are done. Results come in the order of the prompts.
 
         Args:
             prompts: strings or lists of token ids; a single string is one prompt.
@@ -75,7 +74,7 @@ class LLM(LLMBase):
         """
         requests = self.inputs.requests(prompts, sampling_params, priority)
         with tqdm(total=len(requests), unit="request", disable=not use_tqdm) as bar:
-            for _ in self.loop.run(longest_first(requests, priority), finished):
+            for _ in self.loop.run(requests, finished):
                 bar.update()
         return [RequestOutput.of(request) for request in requests]
 
@@ -89,7 +88,7 @@ class LLM(LLMBase):
         def results(updated: list[Request]) -> list[tuple[int, RequestOutput]]:
             return [(index.pop(request), RequestOutput.of(request)) for request in finished(updated)]
 
-        return self._keep_alive(self.loop.run(longest_first(requests, priority), results))
+        return self._keep_alive(self.loop.run(requests, results))
 
     def stream(
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
@@ -100,8 +99,11 @@ class LLM(LLMBase):
         """
         requests = self.inputs.requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
-        events = self.loop.run(requests, lambda updated: [StreamEvent.take(r, index[r]) for r in updated])
-        return self._keep_alive(events)
+
+        def events(updated: list[Request]) -> list[StreamEvent]:
+            return [StreamEvent.take(one, index.pop(one) if one.finished else index[one]) for one in updated]
+
+        return self._keep_alive(self.loop.run(requests, events))
 
     def _keep_alive(self, results: Iterator[Any]) -> Iterator[Any]:
         """Yield the results. A method, so that an LLM with an open stream is not dropped."""
@@ -130,9 +132,3 @@ class LLM(LLMBase):
 
 def finished(requests: list[Request]) -> list[Request]:
     return [request for request in requests if request.finished]
-
-
-def longest_first(requests: list[Request], priority: Sequence[int] | None) -> list[Request]:
-    """The order in which to submit requests that are all known: the largest `max_tokens` first, since a long request
-    that starts last would run alone at the end. Ties, and requests with priorities, keep their order."""
-    return requests if priority is not None else sorted(requests, key=lambda request: -request.max_tokens)

@@ -92,7 +92,7 @@ class Request:
 
     @property
     def num_new_tokens(self) -> int:
-        """How many tokens have to go through the model before the next one can be sampled: 1 in a decode."""
+        """Tokens still to compute before the next one can be sampled: 1 in a decode."""
         return self.num_tokens - self.num_computed_tokens
 
     def new_token_ids(self, num_tokens: int) -> list[int]:
@@ -101,16 +101,6 @@ class Request:
         if start >= 0:  # a decode need not build the whole list
             return self.output_token_ids[start : start + num_tokens]
         return self.token_ids[self.num_computed_tokens : self.num_computed_tokens + num_tokens]
-
-    @property
-    def next_scored(self) -> int:
-        """The position whose logits score the next prompt token; the prompt's last position if none is left."""
-        return len(self.prompt_token_ids if self.prompt_logprobs is None else self.prompt_logprobs) - 1
-
-    def to_score(self, num_tokens: int) -> range:
-        """The positions, among the next `num_tokens`, whose logits score the prompt token that follows."""
-        start, end = self.num_computed_tokens, self.num_computed_tokens + num_tokens
-        return range(max(start, self.next_scored), min(end, len(self.prompt_token_ids) - 1))
 
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0

@@ -1,7 +1,7 @@
 """Which requests compute how many tokens in the next step: iteration-level scheduling (Yu et al. 2022, "Orca").
 
 Plain Python: the scheduler knows requests, counts and slot numbers, but no tensors. It owns the waiting and the
-running requests and the slots of the KV cache; the engine tells it what arrived and what ended.
+running requests and the slots of the KV cache; the engine tells it which requests arrive and which end.
 """
 
 import bisect
@@ -16,7 +16,7 @@ from .request import Request
 
 
 class Row(NamedTuple):
-    """A request's part of a step: how many of its tokens are computed. `ready`: this step computes the request's last
+    """A request's share of a step: how many of its tokens are computed. `ready`: this step computes the request's last
     missing token, so a new one can be sampled."""
 
     request: Request
@@ -51,7 +51,7 @@ class Scheduler:
         self.free_slots = list(reversed(range(self.max_num_seqs)))  # the last one is taken first
 
     def add(self, request: Request) -> None:
-        if request.rank is None:  # else it comes back, with its old rank
+        if request.rank is None:  # after a failed step it keeps its rank
             request.rank = policy_rank(self.policy, request, self.num_steps), next(self._arrivals)
         bisect.insort(self.waiting, request, key=attrgetter("rank"))
 
@@ -66,7 +66,7 @@ class Scheduler:
         """
         self.num_steps += 1
         self.budget, rows = self.max_num_batched_tokens, []
-        for request in self.running:
+        for request in self.running:  # only the last one may be within its prompt: all before it decode
             rows.append(self._take(request))
         while self.waiting and self._can_admit(self.waiting[0]):
             request = self.waiting.pop(0)

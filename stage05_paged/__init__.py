@@ -1,7 +1,7 @@
 """Stage 5: paged attention; memory is handed out block by block, shared by equal prefixes, and taken back."""
 
-# Read request.py, block_manager.py, scheduler.py, batch.py, kv_cache.py, attention.py, model.py and engine.py, in this
-# order, then beam_search.py. The rest serves those who use the engine.
+# Read block_manager.py, batch.py, kv_cache.py and the docstring of attention.py first, then scheduler.py and engine.py,
+# then beam_search.py and the rest of attention.py. All else serves those who use the engine.
 
 from .async_llm import AsyncLLM
 from .config import EngineConfig

@@ -147,7 +147,7 @@ class BeamEngine:
         self.copies: list[tuple[int, int]] = []  # (from, to) of the blocks to copy before the step
 
     def run(self, searches: list[BeamSearch], is_over: Callable[[], bool]) -> None:
-        """Run all searches until they are done. Once `is_over`, abort the others."""
+        """Run all searches until they are done. When `is_over()` turns true, abort the rest."""
         self.waiting, self.active = searches[::-1], []
         try:
             while (self.waiting or self.active) and not is_over():
@@ -165,10 +165,12 @@ class BeamEngine:
         for search in searches:
             self.engine.stats.count_ended(search.request)
 
+    @torch.inference_mode()
     def step(self) -> None:
         """One forward pass over all beams that grow, and the next generation of them."""
         rows = self.schedule()
-        batch = Batch.of(rows, self.block_manager, self.runner.device, block_copies=self.copies)
+        self.runner.cache.copy_blocks(self.copies)
+        batch = Batch.of(rows, self.block_manager, self.runner.device)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_beams, vocab_size]
         self.commit(batch, logits)
 

@@ -47,7 +47,7 @@ class LLM(LLMBase):
 
     def close(self, *, abort: bool = False) -> None:
         """Accept no more requests, finish the unfinished ones (or abort them), and end the engine's thread. Blocks
-        until then. Not needed: an LLM that is dropped, or a program that ends, aborts its requests."""
+        until then. Optional: dropping the LLM, or exiting, aborts what is unfinished."""
         self.loop.close(abort=abort)
         self.loop.thread.join()
 
@@ -65,8 +65,7 @@ class LLM(LLMBase):
         use_tqdm: bool = False,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete every prompt. Blocks until all are done. Results come in the order of the prompts; requests that
-        may get the longest outputs start first.
+        """Complete every prompt. Blocks until all are done. Results come in the order of the prompts.
 
         Args:
             prompts: strings or lists of token ids; a single string is one prompt.
@@ -80,7 +79,7 @@ class LLM(LLMBase):
         groups = [request.completions() for request in self.inputs.requests(prompts, sampling_params, priority)]
         requests = [request for group in groups for request in group]
         with tqdm(total=len(requests), unit="request", disable=not use_tqdm) as bar:
-            for _ in self.loop.run(longest_first(requests, priority), finished):
+            for _ in self.loop.run(requests, finished):
                 bar.update()
         return [RequestOutput.of(group) for group in groups]
 
@@ -91,14 +90,13 @@ class LLM(LLMBase):
         requests = self.inputs.requests(prompts, sampling_params, priority)
         groups = {i: request.completions() for i, request in enumerate(requests)}
         index = {request: i for i, group in groups.items() for request in group}
-        requests = longest_first(list(index), priority)
 
         def results(updated: list[Request]) -> list[tuple[int, RequestOutput]]:
             indices = dict.fromkeys(index.pop(request) for request in finished(updated))
             ended = [i for i in indices if all(request.finished for request in groups[i])]
             return [(i, RequestOutput.of(groups.pop(i))) for i in ended]
 
-        return self._keep_alive(self.loop.run(requests, results))
+        return self._keep_alive(self.loop.run(list(index), results))
 
     def stream(
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
@@ -109,8 +107,11 @@ class LLM(LLMBase):
         """
         requests = self.inputs.requests(prompts, sampling_params, priority)
         index = {completion: i for i, request in enumerate(requests) for completion in request.completions()}
-        events = self.loop.run(index, lambda updated: [StreamEvent.take(r, index[r]) for r in updated])
-        return self._keep_alive(events)
+
+        def events(updated: list[Request]) -> list[StreamEvent]:
+            return [StreamEvent.take(one, index.pop(one) if one.finished else index[one]) for one in updated]
+
+        return self._keep_alive(self.loop.run(list(index), events))
 
     def _keep_alive(self, results: Iterator[Any]) -> Iterator[Any]:
         """Yield the results. A method, so that an LLM with an open stream is not dropped."""
@@ -165,9 +166,3 @@ class LLM(LLMBase):
 
 def finished(requests: list[Request]) -> list[Request]:
     return [request for request in requests if request.finished]
-
-
-def longest_first(requests: list[Request], priority: Sequence[int] | None) -> list[Request]:
-    """The order in which to submit requests that are all known: the largest `max_tokens` first, since a long request
-    that starts last would run alone at the end. Ties, and requests with priorities, keep their order."""
-    return requests if priority is not None else sorted(requests, key=lambda request: -request.max_tokens)

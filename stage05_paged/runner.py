@@ -52,12 +52,11 @@ class Runner:
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits after the tokens `batch.logits_indices`: [n_logits, vocab_size] float32."""
-        self.cache.copy_blocks(batch.block_copies)
         return self.model(batch, self.cache)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, taken: int) -> int:
         """How many blocks: as many as `kv_cache_bytes` has room for. By default enough for `max_num_seqs` requests of
-        full length, or as many as fit into the free memory without what a step takes."""
+        full length, or as many as fit into the free memory, less what a step needs."""
         block_bytes = config.block_size * self.bytes_per_token
         room, most = config.kv_cache_bytes, math.inf
         if room is None:

@@ -1,13 +1,13 @@
 """Which requests compute how many tokens in the next step: iteration-level scheduling (Yu et al. 2022, "Orca").
 
 Plain Python: the scheduler knows requests and counts, but no tensors. It owns the waiting and the running
-requests, and asks the block manager for their memory; the engine tells it what arrived and what ended.
+requests, and asks the block manager for their memory; the engine tells it which requests arrive and which end.
 
 Memory is overcommitted: a request is admitted when there are blocks for the tokens that it has now, although it may
 need more later. If the blocks run out, the running request with the last rank (the policy's highest number, then the
-latest arrival) is preempted: it loses its blocks, keeps its rank in the queue, and is computed again when it is back.
-The one with the first rank is never preempted for lack of memory. So it finishes, and then the next one is first:
-progress is guaranteed.
+latest arrival) is preempted: it loses its blocks, keeps its rank in the queue, and is recomputed when it is admitted
+again. The one with the first rank is never preempted for lack of memory. So it finishes, and then the next one is
+first: progress is guaranteed.
 """
 
 import bisect
@@ -24,7 +24,7 @@ from .request import Request
 
 
 class Row(NamedTuple):
-    """A request's part of a step: how many of its tokens are computed. `ready`: this step computes the request's last
+    """A request's share of a step: how many of its tokens are computed. `ready`: this step computes the request's last
     missing token, so a new one can be sampled."""
 
     request: Request
@@ -41,7 +41,7 @@ class Scheduler:
         max_num_batched_tokens: the most tokens that go through the model in a step.
         policy: which request is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then
             arrival) or "shortest" (the shortest prompt first, with aging).
-        watermark: the share of the blocks that an admission leaves free, so that running requests can grow.
+        watermark: the share of blocks that must stay free after an admission, so that running requests can grow.
 
     Attributes:
         budget: how many more tokens the step that is being scheduled has room for.
@@ -69,7 +69,7 @@ class Scheduler:
         self.running: list[Request] = []  # in order of admission
 
     def add(self, request: Request) -> None:
-        if request.rank is None:  # else it comes back, with its old rank
+        if request.rank is None:  # after a failed step or a preemption it keeps its rank
             request.rank = policy_rank(self.policy, request, self.num_steps), next(self._arrivals)
         bisect.insort(self.waiting, request, key=attrgetter("rank"))
 
@@ -128,7 +128,7 @@ class Scheduler:
             if self.block_manager.can_append(by_rank[0]):
                 self.block_manager.append(by_rank.popleft())
             else:
-                # It may be the one that needs the slot, but never the first of all: alone, that one has enough blocks.
+                # It may be this very request, but never the first in rank: alone, that one fits (`check_fits`).
                 self.preempt(by_rank.pop())
         return len(self.running) < num_running
 

@@ -111,7 +111,7 @@ class Request:
 
     @property
     def num_new_tokens(self) -> int:
-        """How many tokens have to go through the model before the next one can be sampled: 1 in a decode."""
+        """Tokens still to compute before the next one can be sampled: 1 in a decode."""
         return self.num_tokens - self.num_computed_tokens
 
     def new_token_ids(self, num_tokens: int) -> list[int]:
@@ -122,20 +122,13 @@ class Request:
         return self.token_ids[self.num_computed_tokens : self.num_computed_tokens + num_tokens]
 
     @property
-    def next_scored(self) -> int:
-        """The position whose logits score the next prompt token; the prompt's last position if none is left."""
-        return len(self.prompt_token_ids if self.prompt_logprobs is None else self.prompt_logprobs) - 1
-
-    @property
     def num_cacheable(self) -> int:
         """How many of its first tokens may come from the prefix cache: those before the first one whose logits are
-        needed. (There is no output before the prompt is scored.)"""
-        return self.next_scored + len(self.output_token_ids)
-
-    def to_score(self, num_tokens: int) -> range:
-        """The positions, among the next `num_tokens`, whose logits score the prompt token that follows."""
-        start, end = self.num_computed_tokens, self.num_computed_tokens + num_tokens
-        return range(max(start, self.next_scored), min(end, len(self.prompt_token_ids) - 1))
+        needed."""
+        scored = self.prompt_logprobs
+        if scored is not None and len(scored) < len(self.prompt_token_ids):
+            return len(scored) - 1
+        return self.num_tokens - 1
 
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0

@@ -72,7 +72,6 @@ class Runner:
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits after the tokens `batch.logits_indices`: [n_logits, vocab_size] float32."""
-        self.cache.copy_blocks(batch.block_copies)
         # As many threads as there are free cores. If there are none, all of them: the system shares out the cores.
         oversubscribed = self.waits_briefly and self.thread_limit.free < MIN_FREE_CORES
         with contextlib.nullcontext() if oversubscribed else self.thread_limit:
@@ -91,7 +90,7 @@ class Runner:
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, taken: int) -> int:
         """How many blocks: as many as `kv_cache_bytes` has room for. By default enough for `max_num_seqs` requests of
-        full length, or as many as fit into the free memory without what a step takes."""
+        full length, or as many as fit into the free memory, less what a step needs."""
         block_bytes = config.block_size * self.bytes_per_token
         room, most = config.kv_cache_bytes, math.inf
         if room is None:

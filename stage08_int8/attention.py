@@ -11,7 +11,7 @@ Attention treats both alike: queries, and the keys that they may see.
     block_tables     [num_seqs, table_width] int64: position p of request i is in block_tables[i, p // block_size];
                      entries past its last block are not read
     query_start_loc  [num_seqs + 1] int64: request i has the queries query_start_loc[i] : query_start_loc[i + 1]
-    seq_lens         [num_seqs] int64: keys of each request; its queries are the last of its sequence, and each sees the
+    seq_lens         [num_seqs] int64: keys of each request; its queries belong to its last positions, and each sees the
                      keys up to its own position
     out              [num_tokens, n_head, head_dim], in the query's dtype; sums are kept in float32
 

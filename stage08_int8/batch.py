@@ -21,14 +21,14 @@ class Batch:
         token_ids, positions, slot_mapping: [num_tokens], each token's position in its sequence, and its slot in the
             KV cache.
         block_tables, query_start_loc, seq_lens: which tokens are whose, and where their keys are; see attention.py.
-        logits_indices: [n_logits], the tokens whose logits are needed.
+        logits_indices: [n_logits], the tokens whose logits are needed: for each of `ready` the last one and its drafts,
+            then those that are followed by a prompt's token to score.
         rows: the requests, each with the number of its tokens that the step computes.
         ready: the requests that get a token in this step.
         sample_indices: for each of `ready`, which of the logits to sample from.
-        score_slices: which of the logits score a prompt.
+        score_slices: the requests with a prompt to score, each with its rows of the logits.
         drafts: guesses for each request, to follow the token that it brings. They go through the model in the same
             step, and each gets a row of logits, too.
-        block_copies: (from, to) of the blocks to copy before the step.
     """
 
     token_ids: Tensor
@@ -43,7 +43,6 @@ class Batch:
     sample_indices: Sequence[int] = ()
     score_slices: Sequence[tuple[Request, slice]] = ()
     drafts: Mapping[Request, list[int]] = field(default_factory=dict)
-    block_copies: Sequence[tuple[int, int]] = ()
 
     @classmethod
     def of(
@@ -52,16 +51,14 @@ class Batch:
         manager: BlockManager,
         device: torch.device,
         drafts: Mapping[Request, list[int]] = MappingProxyType({}),
-        block_copies: Sequence[tuple[int, int]] = (),
     ) -> "Batch":
         token_ids, positions, slots, query_start_loc, seq_lens, logits_indices, ready = [], [], [], [0], [], [], []
-        sample_indices, score_slices = [], []
+        sample_indices, scored, score_slices = [], [], []
         for request, num_tokens, is_ready in rows:
             draft = drafts.get(request, [])
             start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens + len(draft)
-            if to_score := request.to_score(num_tokens):
-                score_slices.append((request, slice(len(logits_indices), len(logits_indices) + len(to_score))))
-                logits_indices += [len(token_ids) + position - start for position in to_score]
+            if request.prompt_logprobs is not None and (needed := request.prompt_logprobs.positions(start, end)):
+                scored.append((request, [len(token_ids) + position - start for position in needed]))
             token_ids += request.new_token_ids(num_tokens) + draft
             positions += range(start, end)
             slots += manager.slot_mapping(request, start, end)
@@ -71,6 +68,9 @@ class Batch:
                 ready.append(request)
                 sample_indices.append(len(logits_indices))
                 logits_indices += range(len(token_ids) - 1 - len(draft), len(token_ids))
+        for request, indices in scored:
+            score_slices.append((request, slice(len(logits_indices), len(logits_indices) + len(indices))))
+            logits_indices += indices
         tensor = functools.partial(torch.tensor, dtype=torch.int64, device=device)
         return cls(
             token_ids=tensor(token_ids),
@@ -85,7 +85,6 @@ class Batch:
             sample_indices=sample_indices,
             score_slices=score_slices,
             drafts=drafts,
-            block_copies=block_copies,
         )
 
     def verified(self) -> "Batch":

@@ -1,5 +1,7 @@
 """The engine: what one step does. A step may give a request several tokens."""
 
+import torch
+
 from .batch import Batch
 from .block_manager import BlockManager
 from .config import EngineConfig
@@ -50,6 +52,7 @@ class Engine:
             request.finish("abort")
         self.scheduler.remove(request)
 
+    @torch.inference_mode()
     def step(self) -> list[Request]:
         """One forward pass over the rows that the scheduler picks, and over the drafts that follow them. A request
         whose tokens are now all computed is ready, and gets its next one. If that token was guessed, the logits after
@@ -80,7 +83,7 @@ class Engine:
         scheduler. Count the step. Returns the requests that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
-        kv_use = self.kv_use()  # before any of them leaves
+        kv_use = self.kv_use()  # while they still hold their memory
         for request, token in zip(batch.ready, tokens, strict=True):
             request.add_or_fail(token)
             if request.finished:
@@ -89,8 +92,8 @@ class Engine:
         return batch.ready
 
     def restart(self, requests: list[Request]) -> None:
-        """Start over with these requests only, after a step that failed. Each keeps its tokens, and its keys and values
-        are computed again."""
+        """After a failed step, start over with these requests alone. Each keeps its tokens, and its keys and values are
+        computed again."""
         self.scheduler.clear()
         for request in requests:
             request.num_computed_tokens = 0
@@ -100,16 +103,16 @@ class Engine:
                 self.scheduler.add(request)
 
     def kv_use(self) -> tuple[int, int]:
-        """KV cache use, in tokens: reserved, and of those, filled by running requests."""
+        """KV cache use, in tokens: (reserved, used). Only the last block of a table may have empty slots, and no shared
+        block has any, since beams copy before they write."""
         manager = self.block_manager
-        filled = sum(sequence.num_computed_tokens for sequence in manager.tables)  # requests, and beams
-        # Shared blocks are full, so each unused slot is counted once.
-        unused = manager.num_held * manager.block_size - filled
+        used = sum(request.num_computed_tokens for request in manager.tables)  # a shared block's for each
+        empty = manager.num_held * manager.block_size - used
         reserved = (manager.num_blocks - manager.num_free) * manager.block_size
-        return reserved, reserved - unused
+        return reserved, reserved - empty
 
     def check_fits(self, request: Request) -> None:
-        """Raise ValueError if this engine can't complete a request: too little room, or a priority that it ignores."""
+        """Raise ValueError if this engine can't complete a request: no room, or a priority that it would ignore."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens + min(1, request.params.max_tokens) > self.max_model_len:
             what = "leave no room for an output within" if request.params.max_tokens else "are more than"

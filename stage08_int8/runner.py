@@ -94,7 +94,6 @@ class Runner:
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits after the tokens `batch.logits_indices`: [n_logits, vocab_size] float32."""
-        self.cache.copy_blocks(batch.block_copies)
         # As many threads as there are free cores. If there are none, all of them: the system shares out the cores.
         oversubscribed = self.waits_briefly and self.thread_limit.free < MIN_FREE_CORES
         with contextlib.nullcontext() if oversubscribed else self.thread_limit:

@@ -467,7 +467,7 @@ def test_all_threads_where_no_core_is_free(stage, small_checkpoint, waits_briefl
 
     runner.thread_limit, runner.waits_briefly, runner.model = Limit(), waits_briefly, lambda *_: "logits"
     runner.thread_limit.free = free
-    assert runner.forward(SimpleNamespace(block_copies=[], num_tokens=1, to=lambda _: None)) == "logits"
+    assert runner.forward(SimpleNamespace(num_tokens=1, to=lambda _: None)) == "logits"
     assert len(entered) == limited
 
 

@@ -496,38 +496,34 @@ def test_a_step_that_always_fails_is_told_and_the_engine_lives(serving, small_ch
 
 
 @pytest.mark.covers("engine_loop.py")
-def test_an_error_between_any_two_lines_leaves_nobody_waiting(serving, small_checkpoint):
-    """Of the loop, in the engine's thread: each caller gets its tokens or the error, and the engine goes on."""
+@pytest.mark.parametrize("number", [1, 2, 4, 7, 11, 16, 22, 29, 40])
+def test_a_defect_in_the_loop_leaves_nobody_waiting(serving, small_checkpoint, number):
+    """An error in one of its own lines, the so many-th that runs: each caller, later ones too, gets tokens or an error."""
     llm, loop = small_engine(serving, small_checkpoint), serving.part("engine_loop").EngineLoop
-    asked, ended = ways(serving, llm), []
+    asked, ended, lines = ways(serving, llm), [], itertools.count(1)
     asked.pop("beam_search", None)
-    functions = [loop._add, loop._abort, loop._step, loop._notify, loop._fail, loop._run_commands]
     call = in_coroutine(llm_as_async(serving, llm), [1, 2, 3], serving.SamplingParams(seed=1, max_tokens=4))
     calls = [*asked.values(), (call, call())]
 
     def ask(call, expected):
         try:
             ended.append(call() == expected)
-        except MemoryError:
+        except (MemoryError, serving.EngineClosedError):
             ended.append(True)
 
-    for function in functions:
-        for number in itertools.count(1):
-            lines = itertools.count(1)
+    def fail():
+        if next(lines) == number:
+            raise MemoryError("no memory left")
 
-            def fail(lines=lines, number=number):
-                if next(lines) == number:
-                    raise MemoryError("no memory left")
-
-            llm.loop.call(lambda fail=fail, function=function: sys.settrace(at_lines([function], fail)))
-            # `call` itself has left the frames that are not traced: the engine's next ones are.
-            with in_threads(*(functools.partial(ask, *one) for one in calls)):
-                pass
-            llm.loop.call(lambda: sys.settrace(None))
-            at_rest(llm)
-            if next(lines) <= number or number == 24:
-                break
+    functions = [loop._add, loop._abort, loop._step, loop._notify, loop._run_commands]
+    llm.loop.call(lambda: sys.settrace(at_lines(functions, fail)))
+    # `call` itself has left the frames that are not traced: the engine's next ones are.
+    for _ in range(2):
+        with in_threads(*(functools.partial(ask, *one) for one in calls)):
+            pass
+    assert len(ended) == 2 * len(calls)
     assert all(ended)
+    assert next(lines) > number
 
 
 def test_engines_that_close_while_threads_ask(serving, small_checkpoint):

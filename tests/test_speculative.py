@@ -725,7 +725,7 @@ def test_the_runners_clock(stage, small_checkpoint, monkeypatch, device, waiting
     assert runner.time_steps((1, 2, 4)) == {1: 1 + waiting, 2: 2 + waiting, 4: 5 + waiting}
     assert tried == [4, 1, 2, 4, 1, 2, 4]
     assert runner.last_step == (0, 0)
-    runner.forward(SimpleNamespace(block_copies=[], num_tokens=3, to=lambda _: None))
+    runner.forward(SimpleNamespace(num_tokens=3, to=lambda _: None))
     assert runner.last_step == latest
 
 

@@ -27,7 +27,7 @@ class EngineThread:
     Attributes:
         commands: functions for the thread to run; `main` takes them out.
         closing: whether the thread is to end. Once set, it stays.
-        ended: whether the thread takes no more commands out.
+        ended: whether the thread has stopped taking commands.
         failure: the error that ended the thread.
 
     Raises:

@@ -67,8 +67,13 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
 
     def __init__(self, num_tokens: int, start: int, count: int, tokenizer: Tokenizer):
         shape, self.start, self.tokenizer = (num_tokens - start, 1 + count), start, tokenizer
+        self.num_tokens = num_tokens
         self.token_ids, self.ranks = np.empty(shape, np.int32), np.empty(shape, np.int32)
         self.logprobs, self.num_scored = np.empty(shape, np.float64), 0
+
+    def positions(self, start: int, end: int) -> range:
+        """The positions, from `start` up to `end`, whose logits score the prompt token that follows."""
+        return range(max(start, len(self) - 1), min(end, self.num_tokens - 1))
 
     def extend(self, *columns: Tensor) -> None:
         """Add the next tokens: ids, log-probabilities and ranks, each [n, 1 + count]."""
