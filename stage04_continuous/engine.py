@@ -51,8 +51,7 @@ class Engine:
         batch = Batch.of(rows, self.runner.device)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         score_prompts(logits, batch.score_slices)
-        to_sample = logits[: len(batch.ready)]  # the others score prompts
-        tokens = [sample(row, request) for row, request in zip(to_sample, batch.ready, strict=True)]
+        tokens = [sample(row, request) for row, request in zip(logits, batch.ready, strict=False)]
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
