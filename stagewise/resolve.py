@@ -1,5 +1,6 @@
 """Models as users have them. What is not in the layout that a stage reads is converted once, into the user's cache."""
 
+import glob
 import hashlib
 import shutil
 from collections.abc import Callable
@@ -51,7 +52,7 @@ def readable_model(model: str, tokenizer: Path | None = None, say: Callable[[str
         if not directory.is_dir():  # else another process was faster
             raise
         return str(directory)
-    for older in directory.parent.glob(f"{name}-*"):
+    for older in directory.parent.glob(f"{glob.escape(name)}-*"):
         if older != directory:
             shutil.rmtree(older, ignore_errors=True)
     say("; ".join([f"{model} is converted into {directory}", *notes]))

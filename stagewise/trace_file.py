@@ -139,7 +139,7 @@ EVENTS: dict[Any, dict] = dict(
 )
 EVENTS_OF_SOME: dict[Any, dict] = dict(
     admitted=dict(slot=(int, NULL), num_cached_tokens=(int, NULL)),
-    refused=dict(most=int, needed=int, left=int, free=int, reserve=int),
+    refused=dict(most=int, needed=int, free=int, reserve=int),
 )
 
 

@@ -38,7 +38,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def source(small_checkpoint, tmp_path):
     """A model as people have it: not in the layout, since another program wrote its configuration."""
-    source = Path(shutil.copytree(small_checkpoint, tmp_path / "my model"))
+    source = Path(shutil.copytree(small_checkpoint, tmp_path / "my [v2] model"))
     config = {key: value for key, value in read_json(source / "config.json").items() if key != "stagewise"}
     (source / "config.json").write_text(repr(config).replace("'", '"'))
     return source
