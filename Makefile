@@ -18,7 +18,7 @@ ARM := aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/includ
 need = missing=; for one in $(1); do command -v $${one%:*} > /dev/null || ls -d $${one%:*} > /dev/null 2>&1 || \
 	missing="$$missing $${one\#*:}"; done; test -z "$$missing" || { echo "on Debian: apt-get install$$missing"; exit 1; }
 
-.PHONY: demo test soak clients clients-all scaleout test-browser test-arm test-cuda lint notebooks site mermaid
+.PHONY: demo test soak clients clients-all scaleout test-browser test-arm test-cuda lint notebooks site
 
 demo: $(VENV)/installed
 	$(BIN)/python -m stage05 --temperature 0.8 --max-tokens 1000 --prompts \
@@ -49,7 +49,7 @@ scaleout: $(VENV)/installed-scaleout
 	$(BIN)/python -m pytest tests/scaleout
 
 # One process has the site, which it builds; another one has the other pages.
-test-browser: $(VENV)/installed-browser mermaid
+test-browser: $(VENV)/installed-browser
 	@$(call need,$(BROWSER))
 	@test -e .axe/package || { mkdir -p .axe && cd .axe && npm pack --silent axe-core@4 && tar -xzf axe-core-*.tgz; }
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/browser
@@ -64,15 +64,9 @@ test-cuda: $(VENV)/installed-test
 notebooks: $(VENV)/installed-test
 	$(BIN)/python tools/run_notebooks.py
 
-site: $(VENV)/installed-site mermaid
+site: $(VENV)/installed-site
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d docs/site/_build/doctrees . docs/site/_build/html
 	@echo "the site is at docs/site/_build/html/index.html; python -m http.server --directory docs/site/_build/html serves it"
-
-# Mermaid draws the chapters' diagrams when the site is built, in Chromium; without one of them they are shown as text.
-mermaid:
-	@test -e docs/site/_build/mermaid/package || { mkdir -p docs/site/_build/mermaid && cd docs/site/_build/mermaid && \
-		npm pack --silent mermaid@11 > /dev/null && tar -xzf mermaid-*.tgz package/dist/mermaid.min.js; } || \
-		echo "no Mermaid: the diagrams stay text"
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check --fix .

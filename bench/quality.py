@@ -25,7 +25,7 @@ import numpy as np
 from bench.run import command, grid, script
 
 ROOT = Path(__file__).parent.parent
-TALES, SIMULATED, GREEDY, SAMPLES = 100, 50, 128, 200
+TALES, SIMULATED, GREEDY = 100, 50, 128
 
 Logits = Callable[[list[int]], np.ndarray]  # token ids [n] -> logits of the token after each, [n, vocab_size] float32
 
@@ -245,20 +245,6 @@ STAGE_ROWS = {
 }
 
 
-def kept_casts(options: dict, count: int) -> int:
-    """How many of `count` sampled tales contradict neither themselves nor their prompt, as in the model's card."""
-    sys.path.insert(0, str(ROOT / "tools" / "tinytales"))
-    from train_tinytales import slips
-
-    from tools.engines import Stage
-
-    stage = Stage(8)
-    prompts = ["Once upon a time"] * (count // 2) + [""] * (count - count // 2)
-    llm = stage.LLM(device="cpu", max_num_seqs=32, **options)
-    outputs = llm.generate(prompts, stage.SamplingParams(temperature=0.8, max_tokens=1000))
-    return sum(not slips(prompt + o.outputs[0].text, prompt) for prompt, o in zip(prompts, outputs, strict=True))
-
-
 def greedy(options: dict, openings: list[list[int]]) -> list[list[int]]:
     """How stage 8 continues the openings."""
     from tools.engines import Stage
@@ -275,7 +261,7 @@ def compared_rows(compared: dict[str, dict], sizes: list[int]) -> list[dict]:
     return [{"engine": name, "of": of, **own, **per_byte(own, exact, sizes)} for name, own in compared.items()]
 
 
-def stage_part(tales: list[list[int]], openings: list[list[int]], sizes: list[int], samples: int) -> Iterator[dict]:
+def stage_part(tales: list[list[int]], openings: list[list[int]], sizes: list[int]) -> Iterator[dict]:
     """The rows of the stages: all of them as soon as their logits are compared, then each again, complete."""
     compared = compare({name: stage_logits(**options) for name, options in STAGE_ROWS.items()}, tales)
     yield from (rows := compared_rows(compared, sizes))
@@ -283,7 +269,7 @@ def stage_part(tales: list[list[int]], openings: list[list[int]], sizes: list[in
     for row, options in zip(rows, STAGE_ROWS.values(), strict=True):
         tokens = greedy(options, openings)
         first = first or tokens
-        yield {**row, **divergence(tokens, first), "kept": kept_casts(options, samples), "samples": samples}
+        yield {**row, **divergence(tokens, first)}
 
 
 def ablation_part(tales: list[list[int]], sizes: list[int]) -> tuple[list[dict], list[dict]]:
@@ -319,13 +305,13 @@ def table(result: dict, part: str = "all") -> str:
 
 def engines_table(result: dict) -> str:
     titles = ["engine", "bits per byte", "increase over its float32", "same best token", "KL, nats"]
-    titles += ["greedy tokens before the first difference", "tales that keep their cast"]
+    titles.append("greedy tokens before the first difference")
     rows = []
     for row in result["rows"]:
         cells = [row["engine"], *(row_cells(row, row["engine"] == row["of"]))]
         many = "all" if row.get("greedy_median", 0) is None else f"{row.get('greedy_median', 0):.0f}"
         cells.append(many if "greedy_median" in row and row["engine"] != row["of"] else "")
-        rows.append([*cells, f"{row['kept']} of {row['samples']}" if "kept" in row else ""])
+        rows.append(cells)
     machine = result["machine"]
     return grid(titles, rows) + (
         f"\n\n{result['tales']} held-out tales, {result['positions']:,} tokens; ± is the standard error over tales. "
@@ -432,7 +418,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict]:
     done: dict[str, dict] = {}  # the rows of engines
     result: dict[str, Any] = {"tales": len(tales), "positions": sum(len(ids) - 1 for ids in tales)}
     result |= {"openings": len(openings), "simulated": simulated, "rows": [], "ablation": []}
-    for row in stage_part(tales, openings, sizes, args.samples):
+    for row in stage_part(tales, openings, sizes):
         done[row["engine"]] = without_tales(row)
         result["rows"] = list(done.values())
         yield result
@@ -444,7 +430,6 @@ OPTIONS = {
     "--tales": dict(type=int, default=TALES, metavar="N", help="held-out tales; default: %(default)s"),
     "--simulated": dict(type=int, default=SIMULATED, metavar="N", help="those of the simulation; default: %(default)s"),
     "--openings": dict(type=int, default=200, metavar="N", help="that are continued greedily; default: all 200"),
-    "--samples": dict(type=int, default=SAMPLES, metavar="N", help="sampled tales; default: %(default)s"),
 }
 main = script(measure, table, options=OPTIONS)
 

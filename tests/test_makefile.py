@@ -34,7 +34,7 @@ def recipe(target):
 def test_commands_without_make():
     page = (ROOT / ".github" / "CONTRIBUTING.md").read_text("utf-8")
     table = re.findall(r"^\| `make (\S+)` \| `([^`]+)` \| (.*) \|$", page, re.MULTILINE)
-    assert sorted(target for target, _, _ in table) == sorted({*TARGETS} - {"mermaid"})
+    assert sorted(target for target, _, _ in table) == sorted(TARGETS)
     for target, packages, cell in table:
         needed, commands = recipe(target)
         shown = re.findall(r"`([^`]*)`", cell)[: len(commands)]
@@ -81,13 +81,13 @@ def test_the_site_that_is_published_is_the_one_that_make_site_builds():
 
 
 def test_every_command_of_the_makefile_runs_once_a_week():
-    """So that none fails unseen. A GPU is rare, `make test` finds what `make lint` mends, and `mermaid` is a part."""
+    """So that none fails unseen. A GPU is rare, and `make test` finds what `make lint` mends."""
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
     assert "schedule" in workflow[True]  # which YAML makes of "on"
     run = [command for job in workflow["jobs"].values() for command in commands_of(job)]
     run += (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
     made = {command.split()[1] for command in run if command.startswith("make ")}
-    assert made == {*TARGETS} - {"test-cuda", "lint", "mermaid"}
+    assert made == {*TARGETS} - {"test-cuda", "lint"}
     for_arm = re.findall(r":(\S+)", re.search(r"^ARM := (.*)$", MAKEFILE, re.MULTILINE)[1])
     assert f"sudo apt-get update && sudo apt-get install --yes {' '.join(for_arm)}" in run
 

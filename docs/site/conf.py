@@ -36,7 +36,6 @@ extensions = [
     "extensions.api",
     "extensions.contents",
     "extensions.links",
-    "extensions.mermaid",
     "extensions.publish",
     "extensions.sources",
     "extensions.differences",

@@ -22,7 +22,6 @@ sys.path.insert(0, str(ROOT / "tools"))  # as docs/site/conf.py does it
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 import notebook_heads
 import walk
-from extensions import mermaid
 from sync_stages import read_stages, tomllib
 
 WIDTHS = {1440: 900, 800: 1000, 390: 844}
@@ -286,45 +285,6 @@ def test_a_difference_has_two_columns_and_on_a_phone_one(browser, site):
     assert old["bottom"] <= new["top"] + 1
     assert old["left"] == new["left"]
     assert browser("return document.documentElement.scrollWidth") <= 390
-
-
-def shown_diagrams(browser):
-    return browser(
-        """return [...document.querySelectorAll(".diagram svg")].filter((drawing) => drawing.checkVisibility())
-            .map((drawing) => drawing.id)"""
-    )
-
-
-def test_diagrams_are_drawn(browser, site, texts):
-    """When the site is built, for both schemes; no page loads Mermaid. Without it, their text is shown."""
-    if mermaid.browser() is None:
-        assert sum('<pre class="mermaid">' in text for text in texts.values()) > 0
-        return
-    assert not [page for page, text in texts.items() if 'class="mermaid"' in text or "mermaid.min.js" in text]
-    with_diagram = [page for page, text in texts.items() if 'class="diagram"' in text]
-    sources = [path for path in documents() if "```mermaid" in path.read_text(encoding="utf-8")]
-    assert sorted(with_diagram) == sorted(page_of(site, path) for path in sources)
-    for page in with_diagram:
-        browser.open(page)
-        light = shown_diagrams(browser)
-        browser.size(1280, 800, dark=True)
-        dark = shown_diagrams(browser)
-        browser.size(1280, 800)
-        assert len(light) == len(dark) > 0
-        assert all(name.endswith("-neutral") for name in light)
-        assert all(name.endswith("-dark") for name in dark)
-
-
-def test_without_a_browser_a_diagram_is_its_text(monkeypatch):
-    monkeypatch.setattr(mermaid.shutil, "which", lambda name: None)
-    assert mermaid.html("a --> b") == '<pre class="mermaid">a --&gt; b</pre>'
-
-
-def test_a_diagram_that_can_not_be_drawn_is_an_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(mermaid, "BUILD", tmp_path)
-    monkeypatch.setattr(mermaid.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "<body></body>"))
-    with pytest.raises(ValueError, match="can't draw the diagram that begins 'stateDiagram"):
-        mermaid.draw("stateDiagram-v2\n  [*] -->\n  %%%", "chromium")
 
 
 # --- The front page, and what is needed to publish --------------------------------------------------------------------

@@ -8,8 +8,7 @@ between the want and the turn stand any number of episodes, drawn without repeti
     <rule>      a random line of RULES["rule"]
     {h.he}      a slot: h the hero, f the friend, t the thing, p the home; any other word is a value of this tale
 
-Every named character is introduced once as "<kind> named <Name>", so a reader (and the evaluation in
-train_tinytales.py) can tell when a story mixes up its cast.
+Every named character is introduced once as "<kind> named <Name>".
 """
 
 import random
@@ -614,6 +613,21 @@ class Tale:
 def write_tale(seed: int, invent: Callable[[random.Random, str], str] | None = None) -> str:
     """The tale of this seed, the same on every machine; with `invent`, made-up names, kinds and things are in some."""
     return Tale(seed, invent).text
+
+
+def lexicon() -> frozenset[str]:
+    """Every word that the grammar writes, names apart, in small letters."""
+    lists = [
+        *RULES.values(),
+        *PLOT_DID.values(),
+        *(quest[k] for quest in QUESTS for k in ("want", "episodes", "turn", "answer")),
+    ]
+    texts = [line for lines in lists for line in lines]
+    texts += [text for quest in QUESTS for key in VALUES if key in quest for row in quest[key] for text in row]
+    texts += [text for row in RIDDLES + PLACES for text in row]
+    texts += [*TRAITS, *ANIMALS, *CHILD["she"], *CHILD["he"], *(f"{a} {noun}" for a, noun in THINGS)]
+    texts.append("he she him his her an")
+    return frozenset(word.lower() for text in texts for word in re.findall("[A-Za-z]+", text))
 
 
 if __name__ == "__main__":

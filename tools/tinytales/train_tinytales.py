@@ -5,8 +5,7 @@ what the first is about to write.
     cd tools/tinytales
     python train_tinytales.py generate 3    # print three tales of the grammar that it learns from
     python train_tinytales.py train         # 43 minutes on 2 CPU cores; Ctrl-C and run again to resume
-    python train_tinytales.py check         # samples, and every slip in them
-    python train_tinytales.py evaluate      # held-out loss, endings, mix-ups -> the model card
+    python train_tinytales.py evaluate      # the figures of the model cards
 
 `train` and `evaluate` take `--model tinytales-draft`.
 
@@ -37,7 +36,6 @@ import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,6 @@ from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-from tale_check import lexicon, slips  # noqa: E402
 from tale_grammar import (  # noqa: E402
     ANIMALS,
     CHILD,
@@ -59,11 +56,11 @@ from tale_grammar import (  # noqa: E402
     THINGS,
     Tale,
     invented_word,
+    lexicon,
     write_tale,
 )
 
 from stage04_continuous import LLM, SamplingParams  # noqa: E402
-from stage04_continuous.support.outputs import CompletionOutput  # noqa: E402
 from stage04_continuous.support.tokenizer import Tokenizer  # noqa: E402
 from stagewise.layout import write_config  # noqa: E402
 from stagewise.strict_json import read_json  # noqa: E402
@@ -98,7 +95,6 @@ TALES_PER_STEP = 1000
 FIRST_TRAINING_SEED = 1_000_000  # held-out tales have the seeds below it
 HELD_OUT = range(500)
 HELD_OUT_OPENINGS = Path(__file__).parent / "held_out_openings.txt"
-SHORTEST_TALE = 20  # in tokens
 
 
 # --- Data -----------------------------------------------------------------------------------------------------------
@@ -444,7 +440,7 @@ def export(model: GPT2LMHeadModel, run: dict, place: Path) -> None:
     """Write a checkpoint in Hugging Face layout, in float16, and what made it; vocab.json follows from merges.txt. The
     draft model has the other's tokenizer."""
     # The logits are linear in the last layer norm. Scaled by SHARPNESS, temperature 0.8 draws as 0.8 / SHARPNESS did
-    # before: fewer slips (a third friend where there are two), a little less variety. Greedy text stays the same.
+    # before: fewer mix-ups (a third friend where there are two), a little less variety. Greedy text stays the same.
     model.transformer.ln_f.weight.data *= SHARPNESS
     model.transformer.ln_f.bias.data *= SHARPNESS
     model.config.activation_function = "gelu_new"
@@ -475,103 +471,28 @@ def held_out_loss(model: GPT2LMHeadModel, tokenizer: Tokenizer) -> float:
     return total / count
 
 
-@dataclass
-class Sample:
-    """A prompt and what the stored checkpoint made of it."""
-
-    prompt: str
-    output: CompletionOutput
-
-    @property
-    def tale(self) -> str:
-        return self.prompt + self.output.text
-
-    @property
-    def ended(self) -> bool:
-        return self.output.finish_reason == "stop"
-
-    @property
-    def good(self) -> bool:
-        """Whether it is a tale (not only a sentence), ends by itself and contradicts neither itself nor its prompt."""
-        return self.ended and len(self.output.token_ids) >= SHORTEST_TALE and not slips(self.tale, self.prompt)
-
-    @property
-    def repeats(self) -> bool:
-        """Whether it tells an episode twice, which no tale of the grammar does: the slips say nothing of that."""
-        paragraphs = self.tale.split("\n\n")
-        return len(set(paragraphs)) < len(paragraphs)
-
-
-def samples_of(model: Path, prompts: list[str]) -> list[Sample]:
-    llm = LLM(model=str(model), max_num_seqs=32)
-    outputs = llm.generate(prompts, SamplingParams(temperature=0.8, max_tokens=1000), use_tqdm=True)
-    return [Sample(str(output.prompt), output.outputs[0]) for output in outputs]
-
-
 def held_out_openings() -> list[str]:
     return HELD_OUT_OPENINGS.read_text(encoding="utf-8").splitlines()
 
 
-def sampled(model: Path) -> tuple[list[Sample], list[Sample]]:
-    """Samples of the prompts that the card speaks of and of the held-out openings; prints each of their slips."""
-    both = [samples_of(model, ["Once upon a time"] * 100 + [""] * 100), samples_of(model, held_out_openings())]
-    for title, samples in zip(("samples", "openings"), both, strict=True):
-        for sample in samples:
-            if not sample.good:
-                print(f"- {sample.prompt!r}: {slips(sample.tale, sample.prompt) or sample.output.finish_reason}")
-        ended, good = sum(sample.ended for sample in samples), sum(sample.good for sample in samples)
-        kept = sum(not slips(sample.tale, sample.prompt) for sample in samples)
-        repeat = sum(sample.repeats for sample in samples)
-        print(f"{title}: of {len(samples)} {ended} end, {kept} keep their facts, {good} are good", flush=True)
-        print(f"{title}: {repeat} tell an episode twice", flush=True)
-    return both[0], both[1]
-
-
-def evaluate() -> None:
-    """Measure the stored checkpoint and write the model card."""
+def evaluate(place: Path) -> None:
+    """Print a stored checkpoint's loss, and how many samples end; of the draft model, how often it is right."""
     tokenizer = Tokenizer(MODEL)
-    model = GPT2LMHeadModel.from_pretrained(MODEL, dtype=torch.float32).eval()
+    model = GPT2LMHeadModel.from_pretrained(place, dtype=torch.float32).eval()
     loss = held_out_loss(model, tokenizer)
-    samples, openings = sampled(MODEL)
-    run = json.loads((MODEL / "training.json").read_text())
-    card = CARD.format(
-        parameters=sum(p.numel() for p in model.parameters()) / 1e6,
-        size=(MODEL / "model.safetensors").stat().st_size / 1e6,
-        **run,
-        million_tokens=run["tokens"] / 1e6,
-        tokens_per_step=TOKENS_PER_STEP,
-        sharpness=SHARPNESS,
-        drawn=0.8 / SHARPNESS,
-        loss=loss,
-        perplexity=math.exp(loss),
-        ended=sum(sample.ended for sample in samples),
-        kept=sum(not slips(sample.tale, sample.prompt) for sample in samples),
-        copied=copies(samples, run["steps"]),
-        total=len(samples),
-        repeat=sum(sample.repeats for sample in samples),
-        repeat_openings=sum(sample.repeats for sample in openings),
-        good=sum(sample.good for sample in openings),
-        openings=len(openings),
-        histogram=histogram(
-            [len(sample.output.token_ids) for sample in samples],
-            [len(tale_tokens(tokenizer, seed)) for seed in HELD_OUT],
-        ),
-        samples=quotes(samples[:2]),
-        continuations=quotes(openings[5:6], first=3),
-        tale=quoted(write_tale(4)),
-        read_by_eye=READ_BY_EYE,
-        **CONFIG,
-        **SIZES[MODEL.name],
-    )
-    (MODEL / "README.md").write_text(card, encoding="utf-8")
-    print(card[: card.index("## Limits")])
+    print(f"held-out loss {loss:.3f} nats per token, perplexity {math.exp(loss):.2f}")
+    if place == DRAFT:
+        print_agreement(model, tokenizer)
+        return
+    prompts = ["Once upon a time"] * 100 + [""] * 100
+    outputs = LLM(model=str(place), max_num_seqs=32).generate(prompts, SamplingParams(temperature=0.8, max_tokens=1000))
+    ended = sum(output.outputs[0].finish_reason == "stop" for output in outputs)
+    print(f"{ended} of {len(outputs)} samples end at temperature 0.8")
 
 
-def evaluate_draft() -> None:
-    """Measure how often the draft model is right, and write its card."""
-    tokenizer = Tokenizer(MODEL)
-    small, large = (GPT2LMHeadModel.from_pretrained(place, dtype=torch.float32).eval() for place in (DRAFT, MODEL))
-    loss, run = held_out_loss(small, tokenizer), json.loads((DRAFT / "training.json").read_text())
+def print_agreement(small: GPT2LMHeadModel, tokenizer: Tokenizer) -> None:
+    """How often the draft model and the large one choose the same token."""
+    large = GPT2LMHeadModel.from_pretrained(MODEL, dtype=torch.float32).eval()
     same, coupled, apart, count = 0, 0.0, 0.0, 0
     with torch.inference_mode():
         for seed in tqdm(HELD_OUT[:100], desc="agreement"):
@@ -583,166 +504,8 @@ def evaluate_draft() -> None:
             coupled += float((high - low).clamp(min=0).sum())
             apart += float((p * q).sum())
             count += len(p)
-    card = DRAFT_CARD.format(
-        parameters=sum(p.numel() for p in small.parameters()) / 1e6,
-        size=(DRAFT / "model.safetensors").stat().st_size / 1e6,
-        million_tokens=run["tokens"] / 1e6,
-        loss=loss,
-        perplexity=math.exp(loss),
-        same=same / count,
-        coupled=coupled / count,
-        apart=apart / count,
-        positions=count,
-        **run,
-        **SIZES[DRAFT.name],
-        **CONFIG,
-    )
-    (DRAFT / "README.md").write_text(card, encoding="utf-8")
-    print(card)
-
-
-def copies(samples: list[Sample], steps: int) -> int:
-    """How many samples stand word for word among the training tales."""
-    tales, copied, invent = {sample.tale for sample in samples}, set(), Rows(Tokenizer(MODEL)).invent
-    for step in tqdm(range(steps), desc="training tales"):
-        # A step has 1,000 seeds to itself and uses the first 20 to 30 of them: 4,096 tokens are that many tales.
-        first = FIRST_TRAINING_SEED + step * TALES_PER_STEP
-        copied |= tales & {write_tale(seed, invent) for seed in range(first, first + 40)}
-    return sum(sample.tale in copied for sample in samples)
-
-
-def quotes(samples: list[Sample], first: int = 1) -> str:
-    return "\n\n".join(quote(number, sample) for number, sample in enumerate(samples, first))
-
-
-def quoted(text: str) -> str:
-    return "\n".join(f"> {line}".rstrip() for line in text.split("\n"))
-
-
-def quote(number: int, sample: Sample) -> str:
-    body = quoted(f"**{sample.prompt}**{sample.output.text}" if sample.prompt else sample.output.text)
-    output, good = sample.output, "good" if sample.good else "; ".join(slips(sample.tale, sample.prompt))
-    return f"{number}. {len(output.token_ids)} tokens, ends by {output.finish_reason}; the check says: {good}\n\n{body}"
-
-
-def histogram(samples: list[int], held_out: list[int], width: int = 50) -> str:
-    """Shares of lengths as text bars, the samples next to the held-out tales."""
-    lines = ["tokens     samples  held-out"]
-    for low in range(0, max(samples + held_out) + 1, width):
-        shares = [sum(low <= n < low + width for n in lengths) / len(lengths) for lengths in (samples, held_out)]
-        lines.append(
-            f"{low:4}-{low + width - 1:<4}  {shares[0]:6.1%}  {shares[1]:6.1%}  {'█' * round(100 * shares[0])}"
-        )
-    return "\n".join(line.rstrip() for line in lines)
-
-
-# Written by a reader of twenty continuations, every tenth of the openings; to be rewritten with them.
-READ_BY_EYE = """\
-Read by eye, 16 of 20 continued openings are sound. The check finds no slip in any of them, so it misses four: a "her"
-that is nobody, a zebra that is a boy, a tailor who becomes a clasp, and a sentence without a verb."""
-
-CARD = """---
-license: mit
-language: en
----
-
-# tinytales
-
-A GPT-2 of {parameters:.1f} million parameters that writes short tales. With it every example and test runs without a network, on real
-text that ends by itself. This card is written by `python tools/tinytales/train_tinytales.py evaluate`.
-
-    python -m stage05 --model tinytales --prompts "Once upon a time"
-
-The directory has the layout of the Hugging Face Hub, so `transformers` loads it too:
-`AutoModelForCausalLM.from_pretrained("stagewise/models/tinytales")`.
-
-| | |
-|---|---|
-| architecture | GPT-2: {n_layer} layers, {n_head} heads, width {n_embd}, context {n_positions}, GPT-2's vocabulary of {vocab_size} tokens |
-| file | `model.safetensors`, float16, {size:.1f} MB |
-| training | {steps:,} steps of {tokens_per_step:,} tokens ({million_tokens:.1f} million): {minutes:.0f} minutes on {cores} cores that it shared with other programs, {cpu_minutes:.0f} minutes of CPU time |
-| held-out loss | {loss:.3f} nats per token (perplexity {perplexity:.2f}) on 500 tales with other seeds, in float32, by the stored weights |
-| samples that end | {ended} of {total} reach the end token by themselves (temperature 0.8, at most 1,000 tokens) |
-| samples that keep their cast and facts | {kept} of {total} |
-| openings of other shapes | {good} of {openings} held-out ones are continued well: the tale ends by itself and contradicts neither itself nor the opening |
-| tales that repeat themselves | {repeat} of {total} samples and {repeat_openings} of {openings} continued openings tell an episode twice, word for word |
-| samples that are copies | {copied} of {total} stand word for word among the training tales |
-
-Made from scratch for this project, MIT license. `merges.txt` is GPT-2's (OpenAI, MIT license); `vocab.json` follows from it.
-
-## Data
-
-`tools/tinytales/tale_grammar.py` writes the tales: a plot, a hero, a friend, and any number of episodes. A tale is a
-function of its seed: no tale is seen twice, and the held-out tales are other seeds.
-`python tools/tinytales/train_tinytales.py generate 3` prints three. The one with seed 4:
-
-{tale}
-
-## Training
-
-    python tools/tinytales/train_tinytales.py train
-
-Ctrl-C stops it, and the same command resumes it. The {own_tokens:,} tokens that occur in the tales have an embedding each; all
-others share one of five by how they look (capital or not, space or not, no word), plus a random direction for each, so that the
-model can tell an unknown word from another and repeat it. At export the logits are scaled by {sharpness}: temperature 0.8 draws as
-{drawn:.2f} would have before. All figures of this card are after it.
-
-## Limits
-
-It has read nothing but these tales: about 1,500 different tokens, two characters, eight plots. It knows no facts and follows no
-instructions. A prompt in another style is continued as if it were the beginning of a tale. The loss says how well it has learned
-the grammar, and nothing about other text. Micro tales are short enough that a held-out one may have a twin in training. Because the
-logits are scaled, its favorite plots, a quarrel and a lost thing, are far more frequent than in the training tales.
-
-The figures above come from `tools/tinytales/tale_check.py`, which reads a tale with the grammar. A sentence that contradicts an
-earlier one is a slip (who the hero is, what is sought, which plot this is), and so are a name that nobody introduced, "he" for
-somebody who is "she", and a word that no tale has. The check does not judge whether a tale fits the sense of its opening: it
-usually goes its own way after a sentence or two. The openings are in `tools/tinytales/held_out_openings.txt`; the grammar can write
-none of them.
-{read_by_eye}
-
-## Lengths
-
-{total} samples at temperature 0.8 and the 500 held-out tales, in tokens; the bars are the samples.
-
-```text
-{histogram}
-```
-
-## Samples
-
-The first two of these {total}, with seed 0 at temperature 0.8 for the prompt "Once upon a time", and the sixth continued opening;
-unselected. The prompt is in bold type. `train_tinytales.py check` draws them all again and prints the slips.
-
-{samples}
-
-{continuations}
-"""  # noqa: E501 (a table has no line breaks)
-
-
-DRAFT_CARD = """---
-license: mit
-language: en
----
-
-# tinytales-draft
-
-A GPT-2 of {parameters:.1f} million parameters that guesses what [tinytales](../tinytales/README.md) is about to write: the draft
-model of `stage07_speculative`. It was trained by the same tool on the same tales. By itself it writes tales that lose their
-thread; it is here to be verified. This card is written by `python tools/tinytales/train_tinytales.py evaluate --model tinytales-draft`.
-
-| | |
-|---|---|
-| architecture | GPT-2: {n_layer} layers, {n_head} heads, width {n_embd}, context {n_positions}, GPT-2's vocabulary of {vocab_size} tokens |
-| file | `model.safetensors`, float16, {size:.1f} MB, of which the vocabulary's matrix is 3.6 |
-| training | {steps:,} steps, {million_tokens:.1f} million tokens: {minutes:.0f} minutes on {cores} cores |
-| held-out loss | {loss:.3f} nats per token (perplexity {perplexity:.2f}) on 500 tales with other seeds |
-| the same most likely token as tinytales | {same:.1%} of {positions:,} positions in 100 held-out tales |
-| the same token at temperature 0.8, with one random number for both | {coupled:.1%} |
-| the same, with a random number for each | {apart:.1%} |
-
-It has no tokenizer of its own: tokens are tinytales'. Made from scratch for this project, MIT license.
-"""  # noqa: E501 (a table has no line breaks)
+    print(f"{same / count:.1%} of {count:,} likeliest tokens are the same; drawn at temperature 0.8 with one random")
+    print(f"number for both, {coupled / count:.1%}; with a random number for each, {apart / count:.1%}")
 
 
 def main() -> None:
@@ -755,21 +518,15 @@ def main() -> None:
     command.add_argument("--model", choices=SIZES, default=MODEL.name)
     command.add_argument("--steps", type=int, default=6600)
     command.add_argument("--seed", type=int, default=0, help="of the weights before training")
-    command = commands.add_parser("evaluate", help="measure a checkpoint and write its model card")
+    command = commands.add_parser("evaluate", help="print the figures of a checkpoint's card")
     command.add_argument("--model", choices=SIZES, default=MODEL.name)
-    command = commands.add_parser("check", help="print the slips of a checkpoint's samples")
-    command.add_argument("model", type=Path, nargs="?", default=MODEL)
     args = parser.parse_args()
     if args.command == "generate":
         print("\n\n---\n\n".join(write_tale(args.seed + i) for i in range(args.count)))
     elif args.command == "train":
         train(args.model, args.steps, args.seed)
-    elif args.command == "check":
-        sampled(args.model)
-    elif args.model == DRAFT.name:
-        evaluate_draft()
     else:
-        evaluate()
+        evaluate(MODELS / args.model)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ for (const caption of document.querySelectorAll(".caption[role=heading]")) capti
 document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", "All pages");
 document.querySelector(".toc-drawer")?.setAttribute("aria-label", "This page");
 const letKeysScroll = (box) => box.scrollWidth > box.clientWidth && (box.tabIndex = 0);
-document.querySelectorAll("pre, .table-wrapper, .diagram").forEach(letKeysScroll);
+document.querySelectorAll("pre, .table-wrapper").forEach(letKeysScroll);
 
 const walk = document.querySelector(".walk");
 if (walk) {
