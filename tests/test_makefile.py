@@ -31,19 +31,6 @@ def recipe(target):
     return packages, [re.sub(r"\s+", " ", command).strip() for command in commands]
 
 
-def test_commands_without_make():
-    page = (ROOT / ".github" / "CONTRIBUTING.md").read_text("utf-8")
-    table = re.findall(r"^\| `make (\S+)` \| `([^`]+)` \| (.*) \|$", page, re.MULTILINE)
-    assert sorted(target for target, _, _ in table) == sorted(TARGETS)
-    for target, packages, cell in table:
-        needed, commands = recipe(target)
-        shown = re.findall(r"`([^`]*)`", cell)[: len(commands)]
-        assert packages == needed, target
-        if target == "demo":  # one of its prompts is enough
-            commands = [commands[0][: len(shown[0])]]
-        assert shown == commands, target
-
-
 def commands_of(job):
     """What a job of a workflow runs, for each entry of its matrix."""
     for entry in job.get("strategy", {}).get("matrix", {}).get("include", [{}]):
