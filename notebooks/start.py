@@ -30,6 +30,6 @@ def run(number, workload, model="tinytales", **arguments):
     llm.stats = type(llm.stats)()
     llm.trace = stagewise.trace(llm).records
     params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in workload]
-    for _ in llm.stream([prompt for prompt, _ in workload], params):  # in their order; generate plans another
+    for _ in llm.stream([prompt for prompt, _ in workload], params):
         pass
     return llm

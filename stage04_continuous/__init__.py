@@ -1,7 +1,7 @@
 """Stage 4: a continuous scheduler; requests join and leave the batch at every step."""
 
-# Read request.py, scheduler.py, batch.py, kv_cache.py, model.py, engine.py and engine_loop.py, in this order. The rest
-# serves those who use the engine.
+# Read request.py, policies.py, scheduler.py, batch.py, kv_cache.py, model.py, engine.py and engine_loop.py, in this
+# order. The rest serves those who use the engine.
 
 from .async_llm import AsyncLLM
 from .config import EngineConfig

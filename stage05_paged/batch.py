@@ -20,10 +20,10 @@ class Batch:
         token_ids, positions, slot_mapping: [num_tokens], each token's position in its sequence, and its slot in the
             KV cache.
         block_tables, query_start_loc, seq_lens: which tokens are whose, and where their keys are; see attention.py.
-        logits_indices: [n_logits], the tokens whose logits are needed: the last one of each of `ready`, then those that
-            are followed by a prompt's token to score.
+        logits_indices: [n_logits], the tokens whose logits are needed.
         rows: the requests, each with the number of its tokens that the step computes.
         ready: the requests that get a token in this step.
+        sample_indices: for each of `ready`, which of the logits to sample from.
         score_slices: the requests with a prompt to score, each with its rows of the logits.
     """
 
@@ -36,16 +36,18 @@ class Batch:
     logits_indices: Tensor
     rows: list[Row] = field(default_factory=list)
     ready: list[Request] = field(default_factory=list)
+    sample_indices: Sequence[int] = ()
     score_slices: Sequence[tuple[Request, slice]] = ()
 
     @classmethod
     def of(cls, rows: list[Row], manager: BlockManager, device: torch.device) -> "Batch":
         token_ids, positions, slots, query_start_loc, seq_lens, logits_indices, ready = [], [], [], [0], [], [], []
-        scored, score_slices = [], []
+        sample_indices, score_slices = [], []
         for request, num_tokens, is_ready in rows:
             start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
             if request.prompt_logprobs is not None and (needed := request.prompt_logprobs.positions(start, end)):
-                scored.append((request, [len(token_ids) + position - start for position in needed]))
+                score_slices.append((request, slice(len(logits_indices), len(logits_indices) + len(needed))))
+                logits_indices += [len(token_ids) + position - start for position in needed]
             token_ids += request.new_token_ids(num_tokens)
             positions += range(start, end)
             slots += manager.slot_mapping(request, start, end)
@@ -53,10 +55,8 @@ class Batch:
             seq_lens.append(end)
             if is_ready:
                 ready.append(request)
+                sample_indices.append(len(logits_indices))
                 logits_indices.append(len(token_ids) - 1)
-        for request, indices in scored:
-            score_slices.append((request, slice(len(logits_indices), len(logits_indices) + len(indices))))
-            logits_indices += indices
         tensor = functools.partial(torch.tensor, dtype=torch.int64, device=device)
         return cls(
             token_ids=tensor(token_ids),
@@ -68,12 +68,17 @@ class Batch:
             logits_indices=tensor(logits_indices),
             rows=rows,
             ready=ready,
+            sample_indices=sample_indices,
             score_slices=score_slices,
         )
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    def to_sample(self, logits: Tensor) -> list[Tensor]:
+        """The rows of the logits to sample from, not copied: [n_logits, vocab_size] -> n_ready x [vocab_size]"""
+        return [logits[i] for i in self.sample_indices]
 
 
 def pad_tables(tables: list[list[int]]) -> list[list[int]]:

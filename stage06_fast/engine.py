@@ -58,7 +58,7 @@ class Engine:
         batch = Batch.of(rows, self.block_manager, self.runner.device)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         self.runner.score(batch, logits)
-        tokens = self.runner.sample(batch, logits[: len(batch.ready)])
+        tokens = self.runner.sample(batch, batch.to_sample(logits))
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:

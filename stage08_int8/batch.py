@@ -21,8 +21,7 @@ class Batch:
         token_ids, positions, slot_mapping: [num_tokens], each token's position in its sequence, and its slot in the
             KV cache.
         block_tables, query_start_loc, seq_lens: which tokens are whose, and where their keys are; see attention.py.
-        logits_indices: [n_logits], the tokens whose logits are needed: for each of `ready` the last one and its drafts,
-            then those that are followed by a prompt's token to score.
+        logits_indices: [n_logits], the tokens whose logits are needed.
         rows: the requests, each with the number of its tokens that the step computes.
         ready: the requests that get a token in this step.
         sample_indices: for each of `ready`, which of the logits to sample from.
@@ -53,12 +52,13 @@ class Batch:
         drafts: Mapping[Request, list[int]] = MappingProxyType({}),
     ) -> "Batch":
         token_ids, positions, slots, query_start_loc, seq_lens, logits_indices, ready = [], [], [], [0], [], [], []
-        sample_indices, scored, score_slices = [], [], []
+        sample_indices, score_slices = [], []
         for request, num_tokens, is_ready in rows:
             draft = drafts.get(request, [])
             start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens + len(draft)
             if request.prompt_logprobs is not None and (needed := request.prompt_logprobs.positions(start, end)):
-                scored.append((request, [len(token_ids) + position - start for position in needed]))
+                score_slices.append((request, slice(len(logits_indices), len(logits_indices) + len(needed))))
+                logits_indices += [len(token_ids) + position - start for position in needed]
             token_ids += request.new_token_ids(num_tokens) + draft
             positions += range(start, end)
             slots += manager.slot_mapping(request, start, end)
@@ -68,9 +68,6 @@ class Batch:
                 ready.append(request)
                 sample_indices.append(len(logits_indices))
                 logits_indices += range(len(token_ids) - 1 - len(draft), len(token_ids))
-        for request, indices in scored:
-            score_slices.append((request, slice(len(logits_indices), len(logits_indices) + len(indices))))
-            logits_indices += indices
         tensor = functools.partial(torch.tensor, dtype=torch.int64, device=device)
         return cls(
             token_ids=tensor(token_ids),

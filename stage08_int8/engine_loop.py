@@ -132,21 +132,29 @@ class EngineLoop(EngineThread):
             self.has_failed = self.has_failed and not updated
         except BaseException as error:
             logger.warning("a step failed: %s: %s", type(error).__name__, error)
-            failed = set(self.engine.scheduler.running or self.callbacks) if self.has_failed else set()
+            running = self.engine.scheduler.running or self.callbacks
+            failed = {request for request in running if not request.finished} if self.has_failed else set()
             others = [request for request in self.callbacks if request not in failed]
             self.has_failed = not self.has_failed
             self.engine.restart(others)
+            self._notify([request for request in others if request.finished])  # what the step finished stays finished
             self._fail(failed, error)
-            updated = [request for request in others if request.finished]  # by the failed step, before it failed
+            return
         self._notify(updated)
 
     def _add(self, requests: Sequence[Request], callback: Callback) -> None:
-        self.callbacks.update(dict.fromkeys(requests, callback))
-        if self.closing:
-            self._fail(requests, self.closed())
-            return
-        for request in requests:
-            self.engine.add(request)
+        try:
+            if self.closing:
+                raise self.closed()
+            for request in requests:
+                self.callbacks[request] = callback
+                self.engine.add(request)
+        except BaseException as error:  # all or none
+            for request in requests:
+                if self.callbacks.pop(request, None):
+                    self.engine.abort(request)
+            with contextlib.suppress(Exception):
+                callback([], error)
 
     def _abort(self, requests: Iterable[Request]) -> None:
         unfinished = [request for request in requests if request in self.callbacks]
@@ -179,8 +187,9 @@ class EngineLoop(EngineThread):
                     self.callbacks.pop(request, None)
 
     def _fail(self, requests: Iterable[Request], error: BaseException) -> None:
-        """Forget these requests, and give their callers the error."""
-        callbacks = [self.callbacks.pop(request) for request in requests if request in self.callbacks]
-        for callback in dict.fromkeys(callbacks):
+        """Give the callers of these requests, unless they have left, the error, and forget them."""
+        for callback in dict.fromkeys([self.callbacks[request] for request in requests if request in self.callbacks]):
             with contextlib.suppress(Exception):
                 callback([], error)
+        for request in requests:
+            self.callbacks.pop(request, None)

@@ -19,7 +19,6 @@ try:
 except ModuleNotFoundError:  # Windows
     termios: Any = None
 
-EVERY = 30  # seconds between two lines of progress in a log
 WAITS = {
     "ttft": "time to first token",
     "itl": "inter-token latency",
@@ -109,7 +108,7 @@ def without_echo() -> Iterator[None]:
 
 
 def progress_bar(total: int, unit: str, *, done: int = 0, quiet: bool = False) -> "tqdm[NoReturn]":
-    """A bar on stderr; in a log, a line every half minute. Results come in bursts, so it estimates by the mean speed.
+    """A bar on stderr, if that is a terminal. Results come in bursts, so it estimates by the mean speed.
 
     Args:
         total: the number of items.
@@ -119,8 +118,7 @@ def progress_bar(total: int, unit: str, *, done: int = 0, quiet: bool = False) -
     """
     from tqdm import tqdm
 
-    rarely = {} if sys.stderr.isatty() else {"mininterval": EVERY, "delay": EVERY}
-    return tqdm(total=total, initial=done, unit=unit, smoothing=0, disable=quiet, **rarely)
+    return tqdm(total=total, initial=done, unit=unit, smoothing=0, disable=quiet or not sys.stderr.isatty())
 
 
 # --- The closing line -------------------------------------------------------------------------------------------------

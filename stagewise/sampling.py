@@ -8,7 +8,7 @@ from typing import Any
 
 from .form_compiler import SECONDS
 from .processors import AllowedTokenIds, BadWords, LogitBias, checked_words, whole_number
-from .stages import Stage, llm_of, stage_of_llm
+from .stages import Stage, end_tokens, llm_of, stage_of_llm
 from .structured_outputs import Form, Structured
 
 PROCESSED = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs")  # in the order in which they apply
@@ -83,6 +83,7 @@ class Sampling:
         """
         if self._made[0] is not llm:
             self._made = llm, self._processors(llm, seconds)
+        self._check_choice(llm)
         processors = (*self.params.logits_processors, *self._made[1])
         return replace(self.params, logits_processors=processors) if self._made[1] else self.params
 
@@ -96,6 +97,17 @@ class Sampling:
         if "structured_outputs" in given:
             made.append(Structured(llm, given["structured_outputs"], seconds))
         return tuple(made)
+
+    def _check_choice(self, llm: Any) -> None:
+        """Raise ValueError if every allowed token is also forbidden."""
+        if "allowed_token_ids" in self.given:
+            words = (word for made in self._made[1] if isinstance(made, BadWords) for word in made.words)
+            forbidden = {word[0] for word in words if len(word) == 1}
+            if self.params.min_tokens:
+                forbidden.update(self.params.stop_token_ids, () if self.params.ignore_eos else end_tokens(llm))
+            if forbidden.issuperset(self.given["allowed_token_ids"].ids.token_ids):
+                message = "leaves nothing to choose: bad_words or min_tokens forbid all of them"
+                raise ValueError(f"allowed_token_ids {message}")
 
     def prompt(self, llm: Any, prompt: Any) -> Any:
         """A prompt; if it is truncated, its token ids. Raises ValueError."""

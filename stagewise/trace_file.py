@@ -156,11 +156,13 @@ def check_trace(path: Path) -> None:
         raise ValueError(f"--trace {path} is not a regular file")
     begin = f'{{"trace": {VERSION}, '.encode()
     with path.open("r+b") as file:
-        if file.read(len(begin)) != begin:
+        there = file.read(len(begin))
+        if not there or not begin.startswith(there):  # a full disk may have torn it
             raise ValueError(f"--trace {path} exists and is not a trace: remove it, or choose another name")
 
 
 def write_trace(path: Path, trace: Any) -> None:
+    check_trace(path)  # again: meanwhile the run has made its own files
     with naming(path), path.open("w", encoding="utf-8") as file:
         for line in lines_of(trace):
             file.write(json.dumps(line, allow_nan=False) + "\n")

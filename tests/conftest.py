@@ -13,7 +13,6 @@ from filelock import FileLock
 
 # Compiled kernels are kept from run to run, and not among the user's.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache")
-os.environ["XDG_STATE_HOME"] = os.environ["XDG_CACHE_HOME"]  # nor is what a test types
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach the network; the hub tests set an endpoint on loopback
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers: a thread for each, or they wait for each other

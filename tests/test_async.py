@@ -1,4 +1,4 @@
-"""From stage 4 on: the engine in a background thread, for coroutines and threads, and the interactive prompt."""
+"""From stage 4 on: the engine in a background thread, for coroutines and threads."""
 
 import asyncio
 import functools
@@ -11,7 +11,6 @@ from tests.adapter import STAGES, in_threads, random_prompts, wait_until
 
 # The stage that differs most from the first that has it; with that one too in `make soak`.
 pytestmark = pytest.mark.covers("async_llm.py", "llm.py", "engine_loop.py")
-INTERACTIVE = [STAGES[3], pytest.param(STAGES[-1], marks=pytest.mark.soak)]
 
 
 @pytest.fixture(params=[s for s in STAGES if s.number >= 4], ids=lambda stage: stage.directory)

@@ -110,7 +110,7 @@ def test_many_requests_through_eight_slots(stage, small_checkpoint, count):
 def run_steps(stage, small_checkpoint, prompts, max_tokens, **arguments):
     llm = stage.traced(small_checkpoint, **stage.one_by_one, **arguments)
     params = [stage.SamplingParams(temperature=0, ignore_eos=True, max_tokens=n) for n in max_tokens]
-    for _ in llm.stream(prompts, params):  # in this order; `generate` begins with the longest outputs
+    for _ in llm.stream(prompts, params):
         pass
     return llm, [{row.request_id: (row.phase, row.num_tokens) for row in step.rows} for step in llm.trace]
 

@@ -9,8 +9,6 @@ import re
 import shlex
 import shutil
 import sys
-import tarfile
-import zipfile
 from datetime import timedelta
 from statistics import mean
 
@@ -50,27 +48,11 @@ def parquet(rows):
     return file.getvalue()
 
 
-def tar(content):
-    file, member = io.BytesIO(), tarfile.TarInfo("rows.jsonl")
-    member.size = len(content)
-    with tarfile.open(fileobj=file, mode="w:gz") as archive:
-        archive.addfile(member, io.BytesIO(content))
-    return file.getvalue()
-
-
-def zipped(content):
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("rows.jsonl", content)
-    return file.getvalue()
-
-
 TEXTS = {
     "in.jsonl": lines(ROWS),
     "in.json": json.dumps(ROWS, indent=1),
     "array.jsonl": json.dumps(ROWS),
     "lines.json": lines(ROWS),
-    "indented.jsonl": json.dumps({"data": ROWS}, indent=1),
     "object.json": json.dumps({"version": 1, "data": ROWS, "tags": ["a"]}, indent=1),
     "in.csv": table(ROWS, ","),
     "in.tsv": table(ROWS, "\t"),

@@ -515,7 +515,7 @@ def test_a_defect_in_the_loop_leaves_nobody_waiting(serving, small_checkpoint, n
         if next(lines) == number:
             raise MemoryError("no memory left")
 
-    functions = [loop._add, loop._abort, loop._step, loop._notify, loop._run_commands]
+    functions = [loop._add, loop._abort, loop._step, loop._notify, loop._fail, loop._run_commands]
     llm.loop.call(lambda: sys.settrace(at_lines(functions, fail)))
     # `call` itself has left the frames that are not traced: the engine's next ones are.
     for _ in range(2):

@@ -520,8 +520,8 @@ def test_the_command_line_shows_all_completions(stage, tmp_path):
     arguments = ("--prompts", "Once upon a time", "--n", 2, "--max-tokens", 5, "--seed", 3)
     status, stdout, _ = stage.main(*arguments, "--quiet")
     assert status == 0
-    assert "--- 1 of 1, completion 1: stopped at --max-tokens, 5 tokens\nOnce upon a time" in stdout
-    assert "--- 1 of 1, completion 2: stopped at --max-tokens, 5 tokens\nOnce upon a time" in stdout
+    assert "--- 1 of 1, completion 1: length, 5 tokens\nOnce upon a time" in stdout
+    assert "--- 1 of 1, completion 2: length, 5 tokens\nOnce upon a time" in stdout
     status, stdout, _ = stage.main(*arguments, "--json", "--quiet")
     assert [completion["index"] for completion in json.loads(stdout)["outputs"]] == [0, 1]
     (tmp_path / "in").write_text('{"prompt": "A", "sampling": {"n": 2}}\n{"prompt": "A"}\n')

@@ -119,7 +119,7 @@ def test_in_a_pool_that_is_too_small(stage, small_checkpoint, reference):
     """Preempted in the middle of a prompt, and again; several completions of a prompt that is scored."""
     llm = stage.LLM(small_checkpoint, device="cpu", num_blocks=28, block_size=2, max_num_batched_tokens=5)
     params = [stage.SamplingParams(max_tokens=15, ignore_eos=True, prompt_logprobs=1, n=n) for n in (1, 3, 1, 1, 2)]
-    for output in llm.generate(PROMPTS, params, priority=[0] * 5):  # in this order
+    for output in llm.generate(PROMPTS, params, priority=[0] * 5):
         check(output, reference, 1)
     assert llm.stats.num_preemptions > 0
     llm.engine.scheduler.check_integrity()

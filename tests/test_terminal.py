@@ -236,18 +236,6 @@ def test_a_terminal_has_a_bar_with_an_estimate(monkeypatch):
     assert "<" in sys.stderr.getvalue()  # tqdm's sign between what has passed and what is left
 
 
-def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):
-    with progress_bar(1000, "line", done=10) as bar:
-        assert (bar.mininterval, bar.n) == (30, 10)
-        bar.update()
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(console, "EVERY", 0)
-    for quiet in (False, True):
-        with progress_bar(1000, "line", quiet=quiet) as bar:
-            bar.update()
-        assert ("1/1000" in capsys.readouterr().err) != quiet
-
-
 # --- The last line ----------------------------------------------------------------------------------------------------
 
 

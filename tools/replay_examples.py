@@ -58,7 +58,7 @@ class Run:
             llm.beam_search(list(self.prompts), self.beam_width, self.lengths[0])
         else:
             params = [stage.SamplingParams(max_tokens=n, ignore_eos=True, **self.params) for n in self.lengths]
-            for _ in llm.stream(list(self.prompts), params):  # in this order; `generate` may choose another
+            for _ in llm.stream(list(self.prompts), params):
                 pass
         lines = json.loads(json.dumps(list(lines_of(trace))))
         return Trace(self.stage, lines[0], lines[1:])

@@ -29,7 +29,7 @@ class Limits:
     max_token_ids: int = limit(1024, "token ids in a request's stop_token_ids, allowed_token_ids or logit_bias")
     max_logprobs: int = limit(20, "log-probabilities of likely tokens with each token; -1: of the whole vocabulary", -1)
     form_seconds: float = limit(1, "seconds of CPU time that compiling a structured-output form may take", 0.01)
-    max_connections: int = limit(512, "connections; more get 503", 2)
+    max_connections: int = limit(512, "connections; with more, requests get 503", 2)
     idle_seconds: float = limit(10, "seconds that a connection may be silent, or take to send a request", 0.01)
 
 

@@ -4,7 +4,7 @@
     a body                     --max-body-bytes, by `read_body`; uvicorn reads 64 KB ahead
     requests sent ahead        wait until the ones before are answered: uvicorn stops reading
     an answer                  waits while 64 KB of it are not read: uvicorn stops writing; after a time, `check_time`
-    connections                --max-connections, then uvicorn answers 503
+    connections                with more than --max-connections, uvicorn answers requests by 503
     new connections            BACKLOG, by the system, until they are accepted
     time                       --idle-seconds: of silence, and for sending a request, by `check_time`
 
@@ -60,7 +60,9 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             self.since = self.loop.time()  # a request begins
-        super().data_received(data)
+        for start in range(0, len(data), HEAD_BYTES):  # h11 looks at its limit between two pieces
+            if not self.transport.is_closing():
+                super().data_received(data[start : start + HEAD_BYTES])
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()

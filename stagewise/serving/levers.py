@@ -11,7 +11,7 @@ from .service import Service
 
 
 class HeldBack:
-    """Blocks that are held back; the block manager sees a sequence."""
+    """Blocks that are held back; the block manager sees a request."""
 
     num_cacheable = 0
 

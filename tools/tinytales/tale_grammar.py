@@ -14,7 +14,7 @@ Every named character is introduced once as "<kind> named <Name>".
 import random
 import re
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 
 from tale_openings import OPENINGS, PLOT_DID, SHAPES
 
@@ -615,6 +615,7 @@ def write_tale(seed: int, invent: Callable[[random.Random, str], str] | None = N
     return Tale(seed, invent).text
 
 
+@cache
 def lexicon() -> frozenset[str]:
     """Every word that the grammar writes, names apart, in small letters."""
     lists = [
