@@ -350,7 +350,7 @@ def test_wrong_paths_are_refused_before_the_work(tmp_path):
         os.mkfifo(tmp_path / "fifo")
         for place in (tmp_path, tmp_path / "fifo", "/dev/zero", "/dev/null"):
             says = f"{place} is not a regular file"
-            cases.append((["--input", place, "--output", new], f"--input {says}"))
+            cases.append((["--input", place, "--output", new], f"--input {place} is "))
             into = f"--output {tmp_path}/in.jsonl is the input file"
             cases.append(([*batch, place, "--resume"], into if place == tmp_path else f"--output {says}"))
             cases.append(([*batch, new, "--trace", place], f"--trace {says}"))

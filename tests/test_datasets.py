@@ -107,7 +107,9 @@ def test_nothing_but_a_manifest_is_replaced_by_one(tmp_path):
         assert str(manifest) in ONE.refusal(*command)
         assert manifest.read_text() == content
     manifest.unlink()
-    assert "is the manifest of --output too" in ONE.refusal(*command, "--trace", manifest)
+    status, _, stderr = ONE.main(*command, "--trace", manifest)
+    assert (status, "is not a trace" in stderr) == (2, True)
+    assert "input_sha256" in json.loads(manifest.read_text())
     output.unlink()
     manifest.unlink()
     for _ in range(2):  # the second time there is the manifest of a run whose output was removed
@@ -170,21 +172,9 @@ def test_rows_as_people_have_them(tmp_path):
     assert "--resume: id is 'id' now, " in ONE.refusal(*command, "--prompt-column", "text", "--resume")
 
 
-def test_folders_are_no_inputs(tmp_path):
-    """The error names a file, if there is one. What else can't be read: test_files.py."""
-    for name in ("plain/README.md", "repository/data/train.parquet", "saved/state.json", "splits/dataset_dict.json"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True)
-        path.touch()
-    saved = "is a folder of save_to_disk: write its rows with datasets' to_parquet(FILE), and name that file"
-    for name, says in (
-        ("plain", "is not a regular file, but a folder: name a file"),
-        ("repository", f"but a folder: name a file in it, such as {tmp_path / 'repository/data/train.parquet'}"),
-        ("saved", saved),
-        ("splits", saved),
-    ):
-        said = ONE.refusal("--input", tmp_path / name, "--output", tmp_path / "o", "--model", "nonesuch")
-        assert said.endswith(says)
+def test_a_folder_is_no_input(tmp_path):
+    said = ONE.refusal("--input", tmp_path, "--output", tmp_path / "o", "--model", "nonesuch")
+    assert said.endswith("is a folder: name a file in it")
 
 
 # --- How a run goes, and what it tells ------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from ..openai.limits import Limits
 from ..strict_json import no_duplicates
 
 HEAD_BYTES = 2**14
+PIECE = 2**12  # bytes that h11 gets at once: it looks at its limit only between two pieces
 UNREAD = 6  # how many times --idle-seconds a client has to read on
 BACKLOG = 128
 CLIENT_GONE = 499  # in the log, if nothing was sent; nginx's status for this
@@ -60,9 +61,9 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             self.since = self.loop.time()  # a request begins
-        for start in range(0, len(data), HEAD_BYTES):  # h11 looks at its limit between two pieces
+        for start in range(0, len(data), PIECE):
             if not self.transport.is_closing():
-                super().data_received(data[start : start + HEAD_BYTES])
+                super().data_received(data[start : start + PIECE])
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()
