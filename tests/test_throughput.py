@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from bench import engines, machine, race, report, throughput, workloads
+from bench import engines, machine, race, report, roofline, throughput, workloads
 from bench.machine import least_seconds, pass_work
 from bench.peers import PEERS, llama_cpp_sampler
 from stage01_single.model import ModelConfig
@@ -711,6 +711,19 @@ def test_a_slow_product_is_measured_on_small_matrices(monkeypatch):
     assert machine.matmul_rate(torch.bfloat16, torch.device("cpu"), enough=0.05) == 2 * 512**3 / 0.0512
     assert machine.matmul_rate(torch.float32, torch.device("cpu"), n=300, enough=9.0) == 2 * 300**3 / 0.03
     assert sizes == [256, 512, 256, 300]
+
+
+def test_the_roofline_names_the_limit_of_each_batch(monkeypatch, capsys):
+    """With a balance of 5: one row does half an operation for each byte, and 64 do dozens."""
+    monkeypatch.setattr(roofline, "BATCHES", (1, 64))
+    monkeypatch.setattr(roofline, "read_bandwidth", lambda device: 20e9)
+    monkeypatch.setattr(roofline, "matmul_rate", lambda dtype, device: 100e9)
+    monkeypatch.setattr(roofline, "decode_step", lambda llm, batch, *lengths: 0.001 * next(seconds))
+    seconds = iter((1, 64, 128, 2, 4, 256))  # every other round goes through the batches in reverse
+    roofline.main(["--model", "tinytales", "--device", "cpu", "--dtype", "float32"])
+    one, many = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
+    assert (one[0], one[1], one[2], one[5:]) == ("1", "0.5", "memory", ["500", "(250", "to", "1000)"])
+    assert (many[0], many[2], many[5:]) == ("64", "arithmetic", ["500", "(250", "to", "1000)"])
 
 
 def test_llama_cpps_repetition_penalty_sees_all_tokens(monkeypatch):
