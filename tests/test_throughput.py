@@ -180,55 +180,7 @@ def test_needed_work_is_what_an_engine_without_waste_does(babble):
     assert workloads.needed_work(workload, llm.engine.model_config, 4) == passes
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("{", "not a request"),
-        ("[" * 100_000, "not a request"),
-        ('"prompt"', "a JSON object"),
-        ('{"prompt": "a"}', "needs 'max_tokens'"),
-        ('{"max_tokens": 1}', "needs 'prompt'"),
-        ('{"prompt": 5, "max_tokens": 1}', "prompt is a string, got 5"),
-        ('{"prompt": "a", "prompt_token_ids": [1], "max_tokens": 1}', "not both"),
-        ('{"prompt_token_ids": "x", "max_tokens": 1}', "a list"),
-        ('{"prompt_token_ids": [], "max_tokens": 1}', "empty"),
-        *((f'{{"prompt_token_ids": [1, {token}], "max_tokens": 1}}', "at least 0, got ")
-          for token in ("-1", "true", "1.0", "[1]")),
-        *((f'{{"prompt_token_ids": [1], "max_tokens": {count}}}', "at least 1, got ")
-          for count in ("0", "-3", "true", "NaN", '"5"', "1.5")),
-    ],
-    ids=lambda text: text[:50],
-)  # fmt: skip
-def test_a_bad_line_of_a_workload_is_named(tmp_path, line, words):
-    path = tmp_path / "requests.jsonl"
-    path.write_text('{"prompt": "fine", "max_tokens": 2}\n\n' + line + "\n")
-    with pytest.raises(ValueError, match=r"requests\.jsonl, line 3") as raised:
-        workloads.read_workload(path, lambda text: [1])
-    assert words in str(raised.value)
-
-
-def test_a_file_without_requests_is_named(tmp_path):
-    path = tmp_path / "file"
-    for content, words in ((b"\n", "file holds no requests"), (b'{"prompt": "\xff"}', r"not UTF-8: .* at byte 12")):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=words):
-            workloads.read_workload(path, list)
-
-
-def test_a_workload_may_begin_with_a_byte_order_mark(tmp_path):
-    (tmp_path / "marked").write_text('{"prompt_token_ids": [1], "max_tokens": 2}', encoding="utf-8-sig")
-    assert workloads.read_workload(tmp_path / "marked", list) == [([1], 2)]
-
-
 # --- The benchmark ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def requests_file(tmp_path):
-    path = tmp_path / "requests.jsonl"
-    lines = [{"prompt_token_ids": p, "max_tokens": n} for p, n in workloads.make_workload("tail", count=3)]
-    path.write_text("\n".join(map(json.dumps, [*lines, {"prompt": "Once upon a time", "max_tokens": 5}])))
-    return path
 
 
 @pytest.fixture
@@ -247,13 +199,13 @@ def measure(babble, tmp_path, monkeypatch):
 
 
 @pytest.mark.soak
-def test_the_benchmark(measure, requests_file, tmp_path, monkeypatch):
+def test_the_benchmark(measure, tmp_path, monkeypatch):
     """All stages and a peer through one workload; a peer that is not there and one that breaks are named."""
     here = SimpleNamespace(python=Path(sys.executable), environment="here", int8=False, preload={})
     peers = {"hf": here, "vllm": here, "openvino": SimpleNamespace(python=Path("nowhere"), environment="openvino")}
     monkeypatch.setattr(throughput, "PEERS", peers)
     more = ["--repeat", "1", "--peers", "hf,vllm,openvino", "--plot", tmp_path / "picture.png"]
-    status, stdout, stderr, result = measure("--workload", requests_file, *more)
+    status, stdout, stderr, result = measure("--requests", "3", *more)
     assert status == 1, stderr
     assert "openvino is missing: not installed; python -m bench.peers openvino installs it" in stderr
     assert re.search(r"vllm is missing: .*No module named 'vllm'", stderr)
@@ -261,7 +213,7 @@ def test_the_benchmark(measure, requests_file, tmp_path, monkeypatch):
     assert [row["engine"] for row in result["summary"]] == [*map(str, STAGES), "hf"]
     assert [row["engine"] for row in result["summary"] if row["int8"]] == ["stage08_int8"]
     assert result["int8_least_seconds"] < result["least_seconds"]
-    num_tokens = sum(n for _, n in workloads.make_workload("tail", count=3)) + 5
+    num_tokens = sum(n for _, n in workloads.make_workload("tail", count=3))
     for row in result["summary"]:
         least = result["int8_least_seconds" if row["int8"] else "least_seconds"]
         assert row["int8"] or row["same_ids_share"] == 1
@@ -277,7 +229,7 @@ def test_the_benchmark(measure, requests_file, tmp_path, monkeypatch):
     assert last["ratio"] == pytest.approx(last["tokens_per_second"] / before["tokens_per_second"], rel=1e-5)
     assert hf["ratio_to"] == str(STAGES[-1])
     assert result["versions"]["hf"].keys() == {"torch", "transformers"}
-    assert [len(run["ttft"]) for run in result["runs"] if run["ttft"]] == [4] * len(STAGES)
+    assert [len(run["ttft"]) for run in result["runs"] if run["ttft"]] == [3] * len(STAGES)
     for word in ("stage05_paged", "tok/s", "ITL p95", "peak memory", "Missing: vllm"):
         assert word in stdout
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
@@ -299,12 +251,12 @@ class LLM:
 
 
 @pytest.mark.soak
-def test_an_engine_of_ones_own_is_measured_beside_a_stage(measure, requests_file, tmp_path):
+def test_an_engine_of_ones_own_is_measured_beside_a_stage(measure, tmp_path):
     """One that has everything that a stage has, and one that can only make tokens."""
     (tmp_path / "hf").mkdir()  # a peer has this name
     (tmp_path / "hf" / "__init__.py").write_text(OWN)
     own = [os.path.relpath(ROOT / "stage03_kvcache"), str(tmp_path / "hf")]
-    status, _, stderr, result = measure("--workload", requests_file, "--repeat", "1", "--stages", *own, "1")
+    status, _, stderr, result = measure("--requests", "3", "--repeat", "1", "--stages", *own, "1")
     assert status == 0, stderr
     stage, whole, small = result["summary"]
     assert [row["engine"] for row in (stage, whole, small)] == ["stage01_single", "./stage03_kvcache", own[1]]
@@ -386,8 +338,7 @@ def test_a_failure_leaves_the_other_runs(measure, stand_ins):
         (["--stages", "9"], "there is no stage 9"),
         (["--stages", "nowhere"], "'nowhere' is neither a stage's number nor the directory of an engine"),
         (["--peers", "hf,other"], "there is no peer other"),
-        (["--workload", "none"], "workload 'none' is neither a file nor one of single"),
-        (["--workload", "."], "workload '.' is neither a file nor"),
+        (["--workload", "none"], "invalid choice: 'none'"),
         (["--requests", "0"], "--requests must be more than 0, got 0"),
         (["--stages"], "at least one stage or peer"),
         (["--peers", "hf", "--kv-cache-bytes", "1000"], "for the stages only"),
@@ -402,34 +353,9 @@ def test_bad_arguments_are_named(arguments, words):
     assert words in stderr
 
 
-@pytest.mark.parametrize(
-    ("second", "more", "words"),
-    [
-        ([[1, 2], 255], [], r"request 1 .* 256 positions"),
-        ([[50257], 5], [], r"request 1 of workload .*: token 50257 is none of the 50257"),
-        ([[1], 1], ["--requests", "3"], "has 2 requests, not --requests 3"),
-    ],
-    ids=["too long", "no such token", "too few"],
-)
-def test_a_request_that_the_model_cannot_serve_is_named(babble, tmp_path, second, more, words):
-    lines = [{"prompt_token_ids": prompt, "max_tokens": n} for prompt, n in ([[50256], 5], second)]
-    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    model = ["--model", babble, "--load-format", "auto", "--workload", tmp_path / "x.jsonl"]
-    status, _, stderr = outcome(throughput.main, *model, *more)
-    assert status == 2
-    assert re.search(words, stderr)
-
-
-@pytest.mark.parametrize("option", ["--json", "--plot"])
-def test_a_result_does_not_overwrite_the_workload(babble, requests_file, tmp_path, monkeypatch, option):
-    """It is told before the work. (By whatever path: test_bench_run.py.)"""
-    (tmp_path / "link.png").symlink_to(requests_file)
-    before = requests_file.read_bytes()
-    monkeypatch.setattr(throughput, "probe", lambda *_: pytest.fail("it began to measure"))
-    model = ["--model", babble, "--load-format", "auto", "--workload", requests_file]
-    status, _, stderr = outcome(throughput.main, *model, option, tmp_path / "link.png")
-    assert (status, f"{option} {tmp_path / 'link.png'} is the file of --workload" in stderr) == (2, True)
-    assert requests_file.read_bytes() == before
+def test_a_workload_that_the_model_has_no_positions_for_is_named(babble):
+    arguments = ["--model", babble, "--load-format", "auto", "--workload", "prefill"]
+    assert "a request of 520 tokens" in refusal(throughput.main, *arguments)
 
 
 # --- An engine's process ----------------------------------------------------------------------------------------------
