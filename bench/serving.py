@@ -1,7 +1,7 @@
 """The stages' servers and vLLM's under load, from vLLM's load generator, `vllm bench serve`.
 
     python -m bench.peers vllm                                     # once: vLLM's server and its load generator
-    python -m bench.serving --rates 0.5,1,2,4 --json FILE --plot FILE.png
+    python -m bench.serving --rates 0.5,1,2,4 --json FILE
     python -m bench.serving --engines 4,6 --rates inf --requests 50
 
 All servers have the same checkpoint with GPT-2's sizes and random weights, in float32, and the same number of requests
@@ -221,7 +221,7 @@ OPTIONS = {
     "--ttft": dict(type=int, default=1000, metavar="MS"),
     "--tpot": dict(type=int, default=200, metavar="MS"),
 }
-main = script(measure, table, options=OPTIONS, plot=plot)
+main = script(measure, table, options=OPTIONS)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,6 @@
 """What guessing gains: stage 7 against stage 6, on real text at GPT-2's cost (bench/wide.py).
 
-    python -m bench.speculative --dtype bfloat16 --json FILE --plot FILE.svg
+    python -m bench.speculative --dtype bfloat16 --json FILE
 
 There are three kinds of text. "tales": openings, sampled with temperature 0.8 and seeds. "quote": a question about a
 tale, to be answered with four consecutive sentences of it (`structured_outputs` allows nothing else; the model chooses
@@ -292,7 +292,7 @@ OPTIONS = {
     "--texts": dict(nargs="+", choices=TEXTS, default=list(TEXTS)),
     "--directory": dict(type=Path, metavar="DIR", help="keep the wide checkpoint here, 445 MB"),
 }
-main = script(measure, table, rounds=3, options=OPTIONS, plot=plot)
+main = script(measure, table, rounds=3, options=OPTIONS)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,7 @@
 """The stages side by side: the same requests through each engine, in one run.
 
     python -m bench.throughput                                                  # all stages, workload tail
-    python -m bench.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
+    python -m bench.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE
     python -m bench.throughput --stages 5 --workload decode --peers hf,vllm,openvino
     python -m bench.throughput --stages 6 --workload decode --sampling top-p --peers vllm,openvino
     python -m bench.throughput --stages 7 8 --peers llama-cpp-q8,openvino-int8 --workload single
@@ -38,7 +38,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from bench import plots, workloads
+from bench import workloads
 from bench.machine import describe, int8_rate, kernel_limits, least_seconds, matmul_rate, read_bandwidth
 from bench.peers import PEERS
 from bench.report import seconds_of, summarize, tables
@@ -320,7 +320,7 @@ def measure(args: argparse.Namespace) -> dict:
     return result | summarize(runs, result["least_seconds"], result.get("int8_least_seconds"))
 
 
-main = script(measure, tables, rounds=3, options=OPTIONS, plot=plots.ladder, figures=seconds_of)
+main = script(measure, tables, rounds=3, options=OPTIONS, figures=seconds_of)
 
 if __name__ == "__main__":
     sys.exit(main())
