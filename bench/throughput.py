@@ -79,19 +79,14 @@ def run_in_fresh_process(job: dict, folder: Path) -> dict:
     """What an engine did. Raises Failure with its last line of output if it failed."""
     peer = PEERS.get(job["engine"])
     job_file, result_file = folder / "job.json", folder / "result.json"
-    here = {"folder": str(folder), "threads": torch.get_num_threads(), "piped": True}
+    here = {"folder": str(folder), "threads": torch.get_num_threads()}
     job_file.write_text(json.dumps({**job, **here}))
     result_file.unlink(missing_ok=True)
     command = [str(peer.python) if peer else sys.executable, "-m", "bench.engines", str(job_file), str(result_file)]
-    stdin, alive = os.pipe()  # closed when this process ends, even if it is killed: then the engine ends too
-    try:
-        process = subprocess.run(
-            command, cwd=ROOT, stdin=stdin, env=os.environ | (peer.preload if peer else {}),
-            capture_output=True, text=True, errors="replace", check=False,
-        )  # fmt: skip
-    finally:
-        os.close(stdin)
-        os.close(alive)
+    process = subprocess.run(
+        command, cwd=ROOT, env=os.environ | (peer.preload if peer else {}),
+        capture_output=True, text=True, errors="replace", check=False,
+    )  # fmt: skip
     if process.returncode or not result_file.exists():
         words = [line for line in (process.stderr or process.stdout).splitlines() if line.strip()]
         raise Failure(words[-1][:300] if words else f"it ended with status {process.returncode}")

@@ -5,12 +5,10 @@ import heapq
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ from bench.machine import least_seconds, pass_work
 from bench.peers import PEERS, llama_cpp_sampler
 from stage01_single.model import ModelConfig
 from stagewise.stages import IDEAS
-from tests.adapter import ROOT, STAGES, outcome, refusal, wait_until
+from tests.adapter import ROOT, STAGES, outcome, refusal
 
 SLOTS, CONTEXT, BLOCK = 4, 160, 16
 RESULTS = ROOT / "bench" / "results"
@@ -397,33 +395,6 @@ def test_a_peer_begins_with_its_libraries(tmp_path, monkeypatch):
     peer = SimpleNamespace(python=tmp_path / "python", preload={"LD_PRELOAD": "/nowhere/one.so:/nowhere/two.so"})
     monkeypatch.setattr(throughput, "PEERS", {"stand-in": peer})
     assert throughput.run_in_fresh_process(JOB, tmp_path) == ["/nowhere/one.so:/nowhere/two.so"]
-
-
-@pytest.mark.soak
-@pytest.mark.skipif(os.name == "nt", reason="SIGKILL")
-def test_an_engine_ends_with_the_benchmark(tmp_path):
-    """Also if that is killed."""
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "__init__.py").write_text(
-        "import os, pathlib, time\n"
-        f"pathlib.Path({str(tmp_path)!r}, 'pid').write_text(str(os.getpid()))\n"
-        "time.sleep(600)"
-    )
-    code = (
-        "import json, sys; from pathlib import Path; from bench import throughput\n"
-        "throughput.run_in_fresh_process(json.loads(sys.argv[1]), Path(sys.argv[2]))"
-    )
-    job = {**JOB, "own": {"stand-in": str(tmp_path / "own")}}
-    process = subprocess.Popen([sys.executable, "-c", code, json.dumps(job), str(tmp_path)], cwd=ROOT)
-    try:
-        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-        engine = psutil.Process(int((tmp_path / "pid").read_text()))
-        assert engine.status() != psutil.STATUS_ZOMBIE
-        process.kill()
-        wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
-    finally:
-        process.kill()
-        process.wait()
 
 
 # --- Results in the pages ---------------------------------------------------------------------------------------------
