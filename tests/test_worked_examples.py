@@ -9,7 +9,6 @@ from tests.adapter import ROOT, STAGES
 sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbors as when it is run
 import worked_examples
 
-
 PAGES = [page for stage in STAGES for page in worked_examples.pages(stage.directory)]
 
 
