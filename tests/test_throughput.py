@@ -48,7 +48,7 @@ def ladder(babble, tail):
 def slot_passes(outputs) -> int:
     """Forward passes if every request takes the first slot that gets free and keeps it for all its tokens."""
     free = [0] * SLOTS
-    for n in sorted(outputs, reverse=True):  # `generate` begins with the longest outputs
+    for n in outputs:  # in their order: first come, first served
         heapq.heappush(free, heapq.heappop(free) + n)
     return max(free)
 
