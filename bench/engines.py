@@ -4,8 +4,6 @@
 
 `bench/throughput.py` calls it with the Python of the engine's environment. A peer's (see `bench/peers.py`) has none of
 this project's packages, so nothing is imported before it is known which engine it is.
-
-A process ends with the one that started it, however that one ended.
 """
 
 import json
@@ -15,7 +13,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from bench.conditions import end_with_parent, peak_memory
+from bench.memory import peak_memory
 
 Times = list[list[float]]  # for each request, when each of its tokens came, in seconds from the start
 
@@ -82,7 +80,6 @@ def run_engine(job: dict, stage, llm, records: list) -> dict:
         "rows_max": max(rows, default=None),
         "kv_used_share": count("kv_tokens_used") / reserved if reserved else None,
         "preemptions": count("num_preemptions"),
-        "cached_tokens": count("num_cached_tokens"),
     }
 
 
@@ -123,8 +120,6 @@ def as_they_arrive(llm, prompts: list, params: list, arrivals: list[float]) -> t
 def main() -> None:
     job_file, result_file = map(Path, sys.argv[1:])
     job = json.loads(job_file.read_text())
-    if job.get("piped"):
-        end_with_parent()
     if job["engine"].startswith("stage"):
         result = run_stage(job)
     elif job["engine"] in job.get("own", ()):

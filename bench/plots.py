@@ -1,5 +1,4 @@
-"""The pictures, each drawn from traces (`stagewise.trace(llm).records`) or from a benchmark's result
-(`python -m bench.report RESULT --plot FILE`).
+"""The pictures, each drawn from traces (`stagewise.trace(llm).records`) or from a benchmark's result.
 
 They have one style. The colors are Okabe and Ito's, which color-blind readers can tell apart; what matters also differs
 in brightness, hatching or marker, so it can be printed in black and white. Waste is gray. A title says what to see.

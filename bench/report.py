@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import plots, race
-from bench.run import FAR, apart, check_outputs, command, grid, in_rounds, is_busy, steady
+from bench.run import FAR, apart, command, grid, in_rounds, is_busy, steady
 from bench.workloads import SAMPLING
 from stagewise.exits import reason
 
@@ -375,7 +375,6 @@ def write_readmes() -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path, nargs="?", help="a file that python -m bench.throughput --json wrote")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison")
     parser.add_argument("--write", action="store_true", help="update the tables and pictures of the READMEs")
     args = parser.parse_args(argv)
     if args.write == (args.result is not None):
@@ -387,13 +386,10 @@ def main(argv: list[str] | None = None) -> int:
             write_readmes()
             return 0
         result = read_result(args.result)
-        check_outputs({"--plot": args.plot}, {"the result": args.result})
     except (OSError, ValueError) as error:
         print(f"report: {reason(error)}", file=sys.stderr)
         return 2
     print(tables(result))
-    if args.plot:
-        plots.ladder(result).savefig(args.plot)
     return 0
 
 

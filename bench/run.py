@@ -14,7 +14,6 @@ show medians. If rounds differ by more than a tenth, other programs used the mac
 
 import argparse
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -106,8 +105,8 @@ def is_busy(machine: dict) -> bool:
 
 
 def command(result: dict) -> str:
-    """The command that measures it again, without the files that it wrote."""
-    return re.sub(r" --(json|plot) \S+", "", result["command"])
+    """The command that measures it again, without the file that it wrote."""
+    return re.sub(r" --json \S+", "", result["command"])
 
 
 def script(
@@ -116,7 +115,6 @@ def script(
     *,
     rounds: int | None = None,
     options: dict[str, dict[str, Any]] | None = None,
-    plot: Callable[[dict], Any] | None = None,
     figures: Callable[[dict], Iterable[list[float]]] = figures,
 ) -> Callable[..., int]:
     """The `main` of a script.
@@ -124,7 +122,6 @@ def script(
     Args:
         rounds: the default number of rounds; None if there are none.
         options: flag -> its arguments for argparse.
-        plot: draws a result; None if there is nothing to draw.
         figures: the rounds of each figure of a result.
     """
 
@@ -139,19 +136,17 @@ def script(
         if rounds:
             parser.add_argument("--repeat", type=int, default=rounds, metavar="N", help="rounds; default: %(default)s")
         parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
-        if plot:
-            parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it")
         args = parser.parse_args(argv)
         if rounds and args.repeat < 1:
             parser.error(f"--repeat must be at least 1, got {args.repeat}")
         words = shlex.join(sys.argv[1:] if argv is None else argv)
         begin = {"command": f"python -m {name} {words}".strip()}
-        outputs = {"--json": args.json, "--plot": args.plot if plot else None}
-        new = [path for path in outputs.values() if path and not path.exists()]
-        try:
-            check_outputs(outputs, {})
-        except (ValueError, OSError) as error:
-            print(f"{name}: {reason(error)}", file=sys.stderr)
+        is_new = args.json and not args.json.exists()
+        try:  # before the work: no measurement is lost to a bad file name
+            if args.json:
+                args.json.open("a").close()
+        except OSError as error:
+            print(f"{name}: --json {reason(error)}", file=sys.stderr)
             return 2
         result, status = {}, 0
         try:
@@ -173,17 +168,10 @@ def script(
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
         if result:
             result = json.loads(json.dumps(result))  # with keys as in a file: strings
-            try:  # before the table: a closed terminal must not lose the result
-                if plot and args.plot and (picture := plot(result)):
-                    picture.savefig(args.plot)
-            except OSError as error:
-                print(f"{name}: {reason(error)}", file=sys.stderr)
-                status = status or 1
             print(table(result))
             tell_spread(name, apart(figures(result)))
-        else:
-            for path in new:
-                path.unlink(missing_ok=True)
+        elif is_new:
+            args.json.unlink()
         return status or (1 if result.get("missing") else 0)
 
     return main
@@ -195,31 +183,6 @@ def here() -> dict:
     from bench.machine import describe
 
     return describe(torch.device("cpu"))
-
-
-def check_outputs(outputs: dict[str, Path | None], inputs: dict[str, Path]) -> None:
-    """Raise ValueError or OSError if a file can't be written, or would overwrite what was read or another one; both are
-    option -> path. Call it before the work, so that no measurement is lost to a bad file name."""
-    taken, given = dict(inputs), {option: path for option, path in outputs.items() if path is not None}
-    for option, path in given.items():
-        for other, its in taken.items():
-            linked = its.exists() and path.exists() and its.samefile(path)
-            if linked or os.path.realpath(its) == os.path.realpath(path):
-                raise ValueError(f"{option} {path} is the file of {other}")
-        if option != "--json":
-            from matplotlib.backend_bases import FigureCanvasBase
-
-            formats = FigureCanvasBase.get_supported_filetypes()
-            if path.suffix.lower().removeprefix(".") not in formats:
-                raise ValueError(f"{option} {path}: the name of a picture ends in one of {', '.join(formats)}")
-        if path.is_dir():
-            raise ValueError(f"{option} {path} is a directory")
-        taken[option] = path
-    for option, path in given.items():
-        if path.is_file() or not path.exists():
-            path.open("ab").close()
-        elif not os.access(path, os.W_OK):  # a pipe or a device, such as /dev/stdout: opening it may wait
-            raise ValueError(f"{option} {path} can't be written")
 
 
 def write_result(path: Path, result: dict) -> None:

@@ -1,7 +1,7 @@
 """The stages' servers and vLLM's under load, from vLLM's load generator, `vllm bench serve`.
 
     python -m bench.peers vllm                                     # once: vLLM's server and its load generator
-    python -m bench.serving --rates 0.5,1,2,4 --json FILE --plot FILE.png
+    python -m bench.serving --rates 0.5,1,2,4 --json FILE
     python -m bench.serving --engines 4,6 --rates inf --requests 50
 
 All servers have the same checkpoint with GPT-2's sizes and random weights, in float32, and the same number of requests
@@ -105,13 +105,6 @@ def load(url: str, model: Path, rate: str, args: argparse.Namespace, folder: Pat
     return {name: numbers[name] for name in (*kept, *latencies) if name in numbers}
 
 
-def counted(url: str) -> float:
-    """How many tokens the server says it has made."""
-    with urllib.request.urlopen(f"{url}/metrics") as response:
-        lines = response.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
-
-
 def measure(args: argparse.Namespace) -> Iterator[dict]:
     """Measure every engine at every rate. The servers of all engines run throughout, but only one is busy at a time."""
     if wrong := set(args.engines) - set(ENGINES):
@@ -131,10 +124,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict]:
                 load(urls[engine], model, "inf", few, folder)  # to warm up
             for rate in args.rates:
                 for engine in args.engines:
-                    before = counted(urls[engine])
                     run = load(urls[engine], model, rate, args, folder) | {"engine": engine, "rate": rate}
-                    if engine != "vllm":  # its statistics are turned off
-                        run["counted"] = counted(urls[engine]) - before
                     print(" | ".join(cells(run)), file=sys.stderr)
                     runs.append(run)
                     yield {"runs": runs, **told}
@@ -221,7 +211,7 @@ OPTIONS = {
     "--ttft": dict(type=int, default=1000, metavar="MS"),
     "--tpot": dict(type=int, default=200, metavar="MS"),
 }
-main = script(measure, table, options=OPTIONS, plot=plot)
+main = script(measure, table, options=OPTIONS)
 
 if __name__ == "__main__":
     sys.exit(main())

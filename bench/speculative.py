@@ -1,10 +1,9 @@
 """What guessing gains: stage 7 against stage 6, on real text at GPT-2's cost (bench/wide.py).
 
-    python -m bench.speculative --dtype bfloat16 --json FILE --plot FILE.svg
+    python -m bench.speculative --dtype bfloat16 --json FILE
 
-There are three kinds of text. "tales": openings, sampled with temperature 0.8 and seeds. "quote": a question about a
-tale, to be answered with four consecutive sentences of it (`structured_outputs` allows nothing else; the model chooses
-which). "list": lines to be put into a different order. The last two copy from their prompts, greedily.
+There are two kinds of text. "tales": openings, sampled with temperature 0.8 and seeds. "list": six lines of the prompt,
+copied greedily (`structured_outputs` allows nothing else; the model chooses which).
 
 All engines complete the same requests in every round, one after another. A gain is the ratio to stage 6's speed in the
 same round, and the table shows the median. All outputs are compared with stage 6's, which they must equal.
@@ -62,15 +61,6 @@ def tales(number: int) -> list[tuple[str, dict]]:
     return [(OPENINGS[i % len(OPENINGS)], {**params, "seed": i}) for i in range(number)]
 
 
-def quotes(number: int) -> list[tuple[str, dict]]:
-    jobs = []
-    for parts in itertools.islice((p[:20] for p in map(sentences, itertools.count()) if len(p) > 8), number):
-        runs = [" " + " ".join(parts[k : k + 4]) for k in range(len(parts) - 3)]
-        prompt = f"{' '.join(parts)}\n\nWhich part of the tale tells how it began? This one:"
-        jobs.append((prompt, dict(temperature=0, max_tokens=TOKENS, structured_outputs={"choice": runs})))
-    return jobs
-
-
 def lists(number: int) -> list[tuple[str, dict]]:
     jobs = []
     tales = (sorted(set(parts)) for parts in map(sentences, itertools.count(1000)))
@@ -81,7 +71,7 @@ def lists(number: int) -> list[tuple[str, dict]]:
     return jobs
 
 
-TEXTS: dict[str, Callable[[int], list[tuple[str, dict]]]] = {"tales": tales, "quote": quotes, "list": lists}
+TEXTS: dict[str, Callable[[int], list[tuple[str, dict]]]] = {"tales": tales, "list": lists}
 
 
 @contextlib.contextmanager
@@ -292,7 +282,7 @@ OPTIONS = {
     "--texts": dict(nargs="+", choices=TEXTS, default=list(TEXTS)),
     "--directory": dict(type=Path, metavar="DIR", help="keep the wide checkpoint here, 445 MB"),
 }
-main = script(measure, table, rounds=3, options=OPTIONS, plot=plot)
+main = script(measure, table, rounds=3, options=OPTIONS)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,7 @@
 """The stages side by side: the same requests through each engine, in one run.
 
     python -m bench.throughput                                                  # all stages, workload tail
-    python -m bench.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
+    python -m bench.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE
     python -m bench.throughput --stages 5 --workload decode --peers hf,vllm,openvino
     python -m bench.throughput --stages 6 --workload decode --sampling top-p --peers vllm,openvino
     python -m bench.throughput --stages 7 8 --peers llama-cpp-q8,openvino-int8 --workload single
@@ -18,8 +18,7 @@ The limit is the best that the machine could do (see `needed_work` in bench/work
 and the rate of matrix products that torch or stage 6's kernels reach, whichever is higher; both are measured before and
 after. For int8 weights it assumes a byte for each weight, and integer products.
 
-Workloads (bench/workloads.py; random tokens, the same ones every time), or FILE, with a line of JSON per
-request: `prompt_token_ids` (or `prompt`, a text) and `max_tokens`:
+Workloads (bench/workloads.py; random tokens, the same ones every time):
 """
 
 import argparse
@@ -39,11 +38,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from bench import plots, workloads
+from bench import workloads
 from bench.machine import describe, int8_rate, kernel_limits, least_seconds, matmul_rate, read_bandwidth
 from bench.peers import PEERS
 from bench.report import seconds_of, summarize, tables
-from bench.run import Failure, check_outputs, in_turn, script
+from bench.run import Failure, in_turn, script
 from stagewise.layout import write_config
 from stagewise.parser import num_bytes
 from stagewise.resolve import readable_model
@@ -80,19 +79,14 @@ def run_in_fresh_process(job: dict, folder: Path) -> dict:
     """What an engine did. Raises Failure with its last line of output if it failed."""
     peer = PEERS.get(job["engine"])
     job_file, result_file = folder / "job.json", folder / "result.json"
-    here = {"folder": str(folder), "threads": torch.get_num_threads(), "piped": True}
+    here = {"folder": str(folder), "threads": torch.get_num_threads()}
     job_file.write_text(json.dumps({**job, **here}))
     result_file.unlink(missing_ok=True)
     command = [str(peer.python) if peer else sys.executable, "-m", "bench.engines", str(job_file), str(result_file)]
-    stdin, alive = os.pipe()  # closed when this process ends, even if it is killed: then the engine ends too
-    try:
-        process = subprocess.run(
-            command, cwd=ROOT, stdin=stdin, env=os.environ | (peer.preload if peer else {}),
-            capture_output=True, text=True, errors="replace", check=False,
-        )  # fmt: skip
-    finally:
-        os.close(stdin)
-        os.close(alive)
+    process = subprocess.run(
+        command, cwd=ROOT, env=os.environ | (peer.preload if peer else {}),
+        capture_output=True, text=True, errors="replace", check=False,
+    )  # fmt: skip
     if process.returncode or not result_file.exists():
         words = [line for line in (process.stderr or process.stdout).splitlines() if line.strip()]
         raise Failure(words[-1][:300] if words else f"it ended with status {process.returncode}")
@@ -127,7 +121,7 @@ NUMBERS = [stage.number for stage in STAGES]
 OPTIONS: dict[str, dict] = {
     "--stages": dict(type=stage_or_path, nargs="*", default=NUMBERS, metavar="N|DIRECTORY", help="which; default: all"),
     "--peers": dict(type=names, default=[], metavar="A,B", help=f"other engines: {', '.join(PEERS)}"),
-    "--workload": dict(default="tail", metavar="NAME|FILE", help=", ".join(workloads.SIZES)),
+    "--workload": dict(choices=workloads.SIZES, default="tail", help="default: tail"),
     "--requests": dict(type=int, metavar="N", help="how many; default: the workload's"),
     "--max-num-seqs": dict(type=int, metavar="N", help="how many at once; default: the workload's"),
     "--kv-cache-bytes": dict(type=num_bytes, metavar="SIZE", help="the same memory for every stage's KV cache"),
@@ -156,10 +150,6 @@ def check(args: argparse.Namespace) -> None:
     for wrong, words in (
         (not (args.stages or args.own or args.peers), "give at least one stage or peer"),
         (
-            args.workload not in workloads.SIZES and not Path(args.workload).is_file(),
-            f"workload {args.workload!r} is neither a file nor one of {', '.join(workloads.SIZES)}",
-        ),
-        (
             args.kv_cache_bytes and max(args.stages, default=0) < 3 and not args.own,
             "--kv-cache-bytes needs a stage that has a KV cache: stage 3 or a later one",
         ),
@@ -167,31 +157,6 @@ def check(args: argparse.Namespace) -> None:
     ):
         if wrong:
             raise ValueError(words)
-
-
-def read_requests(args: argparse.Namespace, config) -> workloads.Workload:
-    """The workload that the arguments name, checked against the model. Raises ValueError."""
-    if args.workload in workloads.SIZES:
-        requests = workloads.make_workload(args.workload, args.requests, config.vocab_size)
-    else:
-        directory = LAST.part("weights").find_model(args.model, args.load_format)
-        encode = LAST.part("tokenizer").Tokenizer(directory).encode
-        requests = workloads.read_workload(Path(args.workload), encode)
-        if args.requests and args.requests > len(requests):
-            raise ValueError(f"workload {args.workload} has {len(requests)} requests, not --requests {args.requests}")
-        requests = requests[: args.requests]
-    for i, (prompt, n) in enumerate(requests):
-        if max(prompt) >= config.vocab_size:
-            raise ValueError(
-                f"request {i} of workload {args.workload}: token {max(prompt)} is none of the {config.vocab_size} of "
-                f"{args.model}"
-            )
-        if len(prompt) + n > config.n_positions:
-            raise ValueError(
-                f"request {i} of workload {args.workload}: {len(prompt)} tokens and {n} to make are more than the "
-                f"{config.n_positions} positions of {args.model}"
-            )
-    return requests
 
 
 def probe(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
@@ -233,10 +198,13 @@ def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
     args.model = readable_model(args.model)
     directory = weights.find_model(args.model, args.load_format)
     config = LAST.part("model").ModelConfig(**weights.read_config(args.model, directory, args.load_format))
-    requests = read_requests(args, config)
-    inputs = {} if args.workload in workloads.SIZES else {"--workload": Path(args.workload)}
-    check_outputs({"--json": args.json, "--plot": args.plot}, inputs)
-    options = {"max_num_seqs": args.max_num_seqs or workloads.SIZES.get(args.workload, (None, 8))[1]}
+    requests = workloads.make_workload(args.workload, args.requests, config.vocab_size)
+    if (longest := max(len(prompt) + n for prompt, n in requests)) > config.n_positions:
+        raise ValueError(
+            f"workload {args.workload} has a request of {longest} tokens with its output, and {args.model} has "
+            f"{config.n_positions} positions"
+        )
+    options = {"max_num_seqs": args.max_num_seqs or workloads.SIZES[args.workload][1]}
     if args.kv_cache_bytes is not None:
         options["kv_cache_bytes"] = args.kv_cache_bytes
     options |= {name: getattr(args, name) for name in ("weights", "speculate") if getattr(args, name) is not None}
@@ -300,7 +268,7 @@ def circumstances(
         return sum(least_seconds(one, bandwidth, rate) for one in work)
 
     return {
-        "workload": Path(args.workload).name,
+        "workload": args.workload,
         "workload_sha256": workloads.fingerprint(job["requests"]),
         "requests": len(job["requests"]),
         "sampling": args.sampling,
@@ -347,7 +315,7 @@ def measure(args: argparse.Namespace) -> dict:
     return result | summarize(runs, result["least_seconds"], result.get("int8_least_seconds"))
 
 
-main = script(measure, tables, rounds=3, options=OPTIONS, plot=plots.ladder, figures=seconds_of)
+main = script(measure, tables, rounds=3, options=OPTIONS, figures=seconds_of)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The requests that a benchmark sends: prompts as token ids, and how many tokens to make for each. All are seeded.
+"""The requests that a benchmark sends: prompts as token ids, and how many tokens to make for each.
 
     single   1 request: a prompt of 64 tokens, 128 out
     decode   32 requests: 32 in, 128 out
@@ -9,7 +9,7 @@
     equal    64 requests: prompts of 8 to 32 tokens, 16 out each: nothing to gain from scheduling
     answers  96 requests, as in a quiz ("The capital of France is"): 3 to 6 tokens in, 1 to 12 out, log-normal around 5
 
-or a file with a line of JSON per request: `prompt_token_ids` (or `prompt`, a text) and `max_tokens`.
+All are seeded.
 """
 
 import functools
@@ -18,8 +18,6 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 from bench.machine import pass_work
 
@@ -73,55 +71,6 @@ def make_workload(name: str, count: int | None = None, vocab_size: int = 50257, 
         prompt, output = tokens(rng.randrange(8, 33)), log_normal(rng, 12, 1.0, 4, 96)
         requests.append((prompt, output if name == "tail" else 16))
     return requests
-
-
-def read_workload(path: Path, encode: Callable[[str], list[int]]) -> Workload:
-    """Read a workload from a file. `encode` turns text into token ids. Raises ValueError, which names the line."""
-    requests = []
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            requests.append(read_request(json.loads(line), encode))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not a request: {error.msg} at column {error.colno}") from None
-        except (ValueError, RecursionError) as error:  # RecursionError: the line is nested too deeply
-            raise ValueError(f"{path}, line {number}: not a request: {error}") from None
-    if not requests:
-        raise ValueError(f"{path} holds no requests")
-    return requests
-
-
-def read_request(fields: object, encode: Callable[[str], list[int]]) -> tuple[list[int], int]:
-    """(prompt, number of output tokens) from a line's fields. Raises ValueError if they are wrong."""
-    if not isinstance(fields, dict):
-        raise ValueError(f"it is a JSON object, got {fields!r:.60}")
-    if ("prompt" in fields) == ("prompt_token_ids" in fields):
-        raise ValueError("it needs 'prompt' or 'prompt_token_ids', and not both")
-    if "max_tokens" not in fields:
-        raise ValueError("it needs 'max_tokens'")
-    prompt, max_tokens = fields.get("prompt", fields.get("prompt_token_ids")), fields["max_tokens"]
-    if not is_whole(max_tokens) or max_tokens < 1:
-        raise ValueError(f"max_tokens is a whole number of at least 1, got {max_tokens!r:.60}")
-    if "prompt" in fields:
-        if not isinstance(prompt, str):
-            raise ValueError(f"prompt is a string, got {prompt!r:.60}")
-        prompt = encode(prompt)
-    elif not isinstance(prompt, list):
-        raise ValueError(f"prompt_token_ids is a list, got {prompt!r:.60}")
-    if not prompt:
-        raise ValueError("its prompt is empty")
-    if wrong := [token for token in prompt if not is_whole(token) or token < 0]:
-        raise ValueError(f"prompt_token_ids are whole numbers of at least 0, got {wrong[0]!r:.60}")
-    return prompt, max_tokens
-
-
-def is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def poisson_arrivals(count: int, rate: float, seed: int = 0) -> list[float]:

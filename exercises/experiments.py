@@ -5,11 +5,10 @@ each is computed from what the engines have just done, and so is its explanation
 to make the models small.
 """
 
-import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -334,6 +333,7 @@ def guessed(
     guesses: int = 4, each: int = 2, tokens: int = 64, temperature: str = "0.8", drafter: str = "tinytales-draft"
 ) -> Outcome:
     """Tales one at a time, with guesses drawn with the tokens' random numbers, and with other random numbers."""
+    from bench.speculative import own_numbers
     from stage07_speculative import LLM, SamplingParams
 
     prompts, how = openings() * each, dict(temperature=float(temperature), max_tokens=tokens, ignore_eos=True)
@@ -342,7 +342,7 @@ def guessed(
     for alike in (True, False):
         llm = LLM("tinytales", device="cpu", max_num_seqs=1, speculate=drafter, num_drafts=guesses)
         records = trace(llm).records
-        with contextlib.nullcontext() if alike else own_numbers():
+        with own_numbers(not alike):
             outputs = llm.generate(prompts, params)
         rows = [row for step in records for row in step.rows]
         right = sum(row.num_accepted for row in rows)
@@ -366,25 +366,6 @@ def guessed(
             f"as inside a word, that is nearly 1; where many are likely it is small. Both runs' tales are {same}.",
         ],
     )
-
-
-@contextlib.contextmanager
-def own_numbers() -> Iterator[None]:
-    """In this block, guesses are drawn with other random numbers than the tokens that verify them."""
-    from stage07_speculative.request import Request
-
-    original = Request.guessed
-
-    def independent(self: Request, draft: list[int]) -> Request:
-        other = original(self, draft)
-        other.seed = self.seed + 1_000_000
-        return other
-
-    Request.guessed = independent
-    try:
-        yield
-    finally:
-        Request.guessed = original
 
 
 # --- Stage 8: a quarter of the bytes, and what rounding costs ---------------------------------------------------------

@@ -14,6 +14,7 @@ test_N_M_name.c where a test needs C functions.
 
 import functools
 import os
+import platform
 import re
 import select
 import shlex
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 FOLDER = Path(__file__).resolve().parent
-X86 = ["-march=native", "-mprefer-vector-width=512"] if os.uname().machine in ("x86_64", "AMD64") else []
+X86 = ["-march=native", "-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []
 FLAGS = [*X86, "-fno-math-errno", "-pthread", "-Werror=implicit-function-declaration", "-Werror=return-type"]
 SANITIZER = ["-O2", "-g", "-fno-omit-frame-pointer", "-fsanitize=address"]
 DECLARATION = re.compile(r"^(void|int64_t) (\w+)\(([^)]*)\)(?: \{|;)", re.MULTILINE)

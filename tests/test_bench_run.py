@@ -1,11 +1,7 @@
 """bench/run.py: alternating rounds, how far apart they are, and what is kept of a measurement."""
 
-import errno
 import json
-import os
 import subprocess
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -77,67 +73,11 @@ def test_where_nothing_was_measured_no_file_is_left(tmp_path):
     assert (new.exists(), old.read_text()) == (False, "kept")
 
 
-def test_a_picture_is_there_before_the_table(tmp_path):
-    """A closed terminal must not lose the picture, nor a full disk the table."""
-
-    def gone(result):
-        raise BrokenPipeError
-
-    def full(path):
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    file, picture = tmp_path / "x.png", SimpleNamespace(savefig=lambda path: path.write_bytes(b"drawn"))
-    with pytest.raises(BrokenPipeError):
-        run.script(lambda args: {"rows": []}, gone, plot=lambda result: picture)(["--plot", str(file)])
-    assert file.read_bytes() == b"drawn"
-    picture.savefig = full
-    main = run.script(lambda args: {"rows": []}, lambda result: "the table", plot=lambda result: picture)
-    said = outcome(main, "--plot", file)
-    assert said == (1, "the table\n", f"tests.test_bench_run: {file}: No space left on device\n")
-
-
-# --- Files that can't be written --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("outputs", "says"),
-    [
-        ({"--json": "read"}, "--json read is the file of --workload"),
-        ({"--json": "./folder/../read"}, "is the file of --workload"),
-        ({"--plot": "symbolic.png"}, "--plot symbolic.png is the file of --workload"),
-        ({"--json": "hard"}, "--json hard is the file of --workload"),
-        ({"--json": "x.png", "--plot": "./x.png"}, "--plot x.png is the file of --json"),
-        ({"--json": "folder"}, "--json folder is a directory"),
-        ({"--json": "nowhere/x.json"}, "nowhere/x.json"),
-        ({"--plot": "picture"}, "ends in one of"),
-        ({"--plot": "picture.json"}, "ends in one of"),
-    ],
-    ids=str,
-)
-def test_a_file_that_cannot_be_written_is_named(outputs, says, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("read").write_text("kept")
-    Path("folder").mkdir()
-    os.symlink("read", "symbolic.png")
-    os.link("read", "hard")
-    with pytest.raises((ValueError, OSError)) as error:
-        run.check_outputs({option: Path(path) for option, path in outputs.items()}, {"--workload": Path("read")})
-    assert says in str(error.value)
-    assert Path("read").read_text() == "kept"
-
-
-def test_it_is_named_before_the_work(tmp_path):
-    assert "is a directory" in refusal(run.script(lambda args: 1 / 0, str), "--json", tmp_path)
-
-
-def test_outputs_may_be_there_already(tmp_path):
-    """Also a pipe, which can't be tested by opening it: without a reader that would wait for one."""
-    (tmp_path / "result.json").write_text("kept")
-    run.check_outputs({"--json": tmp_path / "result.json", "--plot": tmp_path / "new.png"}, {})
-    assert (tmp_path / "result.json").read_text() == "kept"
-    if hasattr(os, "mkfifo"):
-        os.mkfifo(tmp_path / "pipe")
-        run.check_outputs({"--json": tmp_path / "pipe"}, {})
+def test_a_file_that_cannot_be_written_is_named_before_the_work(tmp_path):
+    for file in (tmp_path, tmp_path / "nowhere" / "x.json"):
+        said = refusal(run.script(lambda args: 1 / 0, str), "--json", file)
+        assert said.startswith("tests.test_bench_run: --json ")
+        assert str(file) in said
 
 
 @pytest.mark.parametrize("patch", sorted(ROOT.glob("bench/candidates/*.patch")), ids=lambda patch: patch.stem)

@@ -1,11 +1,14 @@
-"""The capstone: the solutions pass, a skeleton is not started, and each mistake fails at the part that contains it."""
+"""The capstone: the solutions pass, a skeleton is not started, and each mistake fails at the part that contains it.
+NEXT.md, which it implements, shows the lines of stage 1 that change."""
 
+import re
 import shutil
 
 import pytest
 
 from exercises import report
 from exercises.catalogue import CAPSTONES
+from tests.adapter import ROOT
 
 ONE, TWO = CAPSTONES.values()
 SOLUTION, SOLUTION_TWO = ONE.with_name("solution.py"), TWO.with_name("llama_engine_solution.py")
@@ -83,3 +86,14 @@ def test_a_mistake_fails_at_its_part(tmp_path, part, what, text, wrong, solution
     result = check(path, file)
     assert result.state == "failing", what
     assert part in result.message.splitlines()[0]
+
+
+def test_the_lines_that_a_llama_changes_are_in_the_model():
+    page, model = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/NEXT.md", "stage01_single/model.py"))
+    blocks = re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    gone = [line for block in blocks for line in block.splitlines() if line.startswith("-")]
+    kept = [line for block in blocks for line in block.splitlines() if line.startswith("  ")]
+    assert len(blocks) == 4
+    assert len(gone) >= 8
+    for line in [*gone, *kept]:
+        assert line[1:] in model.splitlines(), line

@@ -1,6 +1,7 @@
 """Answers in C: what ends one and where, what is counted, what the compiler refuses, and what `time` measures."""
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -79,7 +80,11 @@ def test_without_a_compiler(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", ["6.2", "6.3", "6.4", "6.5"])
 def test_what_is_timed_computes_the_same(number, tmp_path, monkeypatch):
-    """The plain loop, the answer and torch; one that computes something else is an error."""
+    """The plain loop, the answer and torch; one that computes something else is an error. In a copy without solutions,
+    as instructors.md gives it out."""
+    shutil.copytree(in_c.FOLDER, tmp_path / "exercises", ignore=shutil.ignore_patterns("solutions"))
+    for module in (in_c, timing):
+        monkeypatch.setattr(module, "FOLDER", tmp_path / "exercises")
     monkeypatch.setattr(timing, "ROUNDS", 1)
     monkeypatch.setattr(timing.layer, "TOKENS", (1, 3))
     library = timing.library_of(exercises()[number].solution, tmp_path)

@@ -20,9 +20,8 @@ PAGES = [
     ROOT / name
     for name in ("pyproject.toml", "CITATION.cff", "README.md", "docs/USING.md", "docs/READING.md", "docs/NEXT.md")
 ]
-PAGES += [ROOT / name for name in ("CONTRIBUTING.md", "docs/GLOSSARY.md", "exercises/README.md", "notebooks/README.md")]
+PAGES += [ROOT / name for name in (".github/CONTRIBUTING.md", "docs/GLOSSARY.md", "exercises/README.md")]
 PAGES += [*ROOT.glob("stagewise/*/README.md"), *(ROOT / package / "README.md" for package in IDEAS)]
-PAGES = [path for path in PAGES if path.exists()]
 
 
 def counts(text):

@@ -16,7 +16,7 @@ import urllib.request
 
 from stagewise.stages import STAGES
 
-EMPTY = tempfile.mkdtemp()  # to run in
+EMPTY = tempfile.TemporaryDirectory()  # to run in
 PROMPT = "Once upon a time"
 LIMIT = 300  # seconds for each command
 
@@ -25,7 +25,7 @@ def complete(*arguments: str) -> None:
     """Run a module of the project, whose output has to continue the prompt."""
     done = subprocess.run(
         [sys.executable, "-m", *arguments, "--prompts", PROMPT],
-        cwd=EMPTY,
+        cwd=EMPTY.name,
         capture_output=True,
         encoding="utf-8",
         timeout=LIMIT,
@@ -37,7 +37,7 @@ def complete(*arguments: str) -> None:
 def serve() -> None:
     """Start the server, send a request, stop the server."""
     command = [sys.executable, "-m", "stagewise", "serve", "--model", "tinytales", "--port", "0"]
-    with subprocess.Popen(command, cwd=EMPTY, stderr=subprocess.PIPE, encoding="utf-8") as server:
+    with subprocess.Popen(command, cwd=EMPTY.name, stderr=subprocess.PIPE, encoding="utf-8") as server:
         assert server.stderr is not None
         try:
             said = ""

@@ -1,23 +1,8 @@
-"""What the process of an engine does besides running it: it ends with the benchmark, and looks at its memory.
+"""How much memory the process of an engine takes. The Python of a peer imports it too, which has none of this project's
+packages."""
 
-The Python of a peer imports it too, which has none of this project's packages.
-"""
-
-import os
 import sys
-import threading
 from pathlib import Path
-
-
-def end_with_parent() -> None:
-    """End this process when stdin ends, which is a pipe that the parent process holds open as long as it lives."""
-
-    def wait() -> None:
-        while os.read(0, 1):  # sys.stdin.read would hold a lock, which the interpreter needs to exit
-            continue
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def peak_memory(cuda: bool = False) -> int:
