@@ -196,9 +196,7 @@ def test_a_model_without_a_tokenizer(cache, source):
     """One with as many tokens as GPT-2 gets GPT-2's, and the line says so; another is refused."""
     for name in ("merges.txt", "vocab.json"):
         (source / name).unlink()
-    with pytest.raises(
-        ValueError, match=r"v2\] model has no tokenizer, and the model's 211 tokens are not GPT-2's"
-    ):
+    with pytest.raises(ValueError, match=r"v2\] model has no tokenizer, and the model's 211 tokens are not GPT-2's"):
         readable_model(str(source))
     bundled = Path(shutil.copytree(TINYTALES, source / "bundled"))
     for name in ("merges.txt", "vocab.json"):
