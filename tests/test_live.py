@@ -9,9 +9,8 @@ import urllib.request
 
 import pytest
 
-from stagewise.replay.page import make_page
 from stagewise.serving.app import App
-from stagewise.trace_file import Trace, check_blocks, check_header, check_names, check_step
+from stagewise.trace_file import check_blocks, check_header, check_names, check_step
 from stagewise.tracing import detach, recorder_of
 from tests.adapter import random_prompts, wait_until
 from tests.test_serving import SERVING, ask, ask_async, error_of, held_while, listening, serving, slow_steps, until
@@ -306,18 +305,6 @@ async def test_whose_a_request_is_and_when_it_came(app):
         for event in step["before"]:
             if event["kind"] == "queued":
                 assert 0 < step["start"] - onlooker.asked[event["request_id"]][0] < 10
-
-
-@pytest.mark.parametrize("app", [5], indirect=True)
-async def test_a_replay_to_put_steps_into(app):
-    """It is the page that the command line makes of the first step."""
-    async with Onlooker(app) as onlooker:
-        error_of(await ask_async(app, "/live/replay"), 404)
-        await ask_async(app, "/v1/completions", body([1, 2], max_tokens=3))
-        await until(lambda: len(onlooker.told) >= 4)
-        response = await ask_async(app, "/live/replay")
-        header, first, *_ = onlooker.told
-        assert response.text == make_page([Trace("run", header, [first])])
 
 
 @pytest.mark.parametrize("app", [5], indirect=True)

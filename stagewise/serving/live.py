@@ -19,14 +19,13 @@ A viewer gets these events:
 import asyncio
 import collections
 import contextvars
-import json
 import uuid
 from collections.abc import Callable
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from ..trace_file import Trace, whole_step
+from ..trace_file import whole_step
 from ..tracing import detach, guesses, look_on, new_texts
 from .responses import event, unless_gone
 from .service import Service
@@ -103,11 +102,6 @@ class Chunk:
         return (event(who, "asked") if who else b"") + event(step, "step")
 
 
-def first_step(header: dict, opening: bytes) -> Trace:
-    """The first step of a chunk, as a trace."""
-    return Trace("run", header, [json.loads(opening.rpartition(b"data: ")[2])])
-
-
 class Recorder:
     """The recording that viewers see.
 
@@ -142,11 +136,6 @@ class Recorder:
     @property
     def has_begun(self) -> bool:
         return bool(self.chunks)
-
-    @property
-    def opening(self) -> tuple[dict, bytes] | None:
-        """The header and the first available step; None if nothing ran."""
-        return (self.chunks[0].header, self.chunks[0].opening) if self.chunks and self.chunks[0].lines else None
 
     def line(self, number: int) -> bytes | None:
         """The step with this number; None if it has not happened yet. It must not be a dropped one."""

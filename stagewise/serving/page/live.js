@@ -177,7 +177,7 @@ class LivePage extends Page {
     const gone = numSentAway ? `, ${numSentAway} sent away: the queue was full` : "";
     setText(find("load-note"), others > 0 || gone ? `${count(Math.max(0, others), "request")} of others here${gone}` : "");
     this.presets?.settle();
-    find("save").disabled = this.last === null || !template;
+    find("save").disabled = this.last === null;
   }
 
   isThere(id) {
@@ -217,23 +217,14 @@ class LivePage extends Page {
 
 // --- The run as a file ---------------------------------------------------------------------------------------------
 
-let template = null; // a replay of one step, as `stagewise replay` makes it
-
-async function fetchTemplate() {
-  try {
-    template = await (await ask("/live/replay")).text();
-  } catch {
-    setTimeout(fetchTemplate, 5000); // nothing has run yet, or the server does not answer
-  }
-}
-
-/** The replay of these steps: the template with these instead of its own. */
+/** The replay of these steps, as `stagewise replay` makes it. */
 function replayOf(header, steps) {
+  const replay = JSON.parse(document.querySelector("script.replay").textContent); // its trace has no steps
   const ascii = JSON.stringify([header, ...steps]).replace(
     /[<\u007f-\uffff]/g,
     (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`,
   );
-  return template.replace(/(<script type="application\/json" class="trace">)[^<]*/, (_, tag) => tag + ascii);
+  return replay.replace(/(<script type="application\/json" class="trace">)[^<]*/, (_, tag) => tag + ascii);
 }
 
 function save({ header, steps }) {
@@ -336,7 +327,6 @@ const link = {
       shown.isReady = true;
       shown.readFragment();
     }, 300);
-    if (!template) fetchTemplate();
   },
 
   tell(missed) {
