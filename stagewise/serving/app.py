@@ -30,7 +30,7 @@ from ..openai.job import Job, check_length, check_model
 from ..tracing import header_of
 from .connection import CLIENT_GONE, parse_json, read_body
 from .levers import Levers
-from .live import Recorder, Viewer, asked_as
+from .live import Audience, Viewer, asked_as
 from .page import make_page, policy
 from .responses import JSON, Answer, error_response
 from .service import Run, Service
@@ -85,8 +85,8 @@ class App:
         self.log, self.log_prompts = log, log_prompts
         self.draining, self.num_active = False, 0
         self.html = make_page(header_of(service.engine.llm)) if page else None
-        self.recorder = Recorder(service, lambda: self.draining, self._now)
-        self.levers = Levers(service, self.recorder.made)
+        self.audience = Audience(service, lambda: self.draining, self._now)
+        self.levers = Levers(service, self.audience.made)
         self.only_here, self.allow_origins, self._visits = only_here, frozenset(allow_origins), set()
         errors = {HTTPException: no_route, APIError: api_error, Exception: unexpected}
         self.routes = Starlette(routes=self._routes(), exception_handlers=errors)
@@ -275,8 +275,7 @@ class App:
         return HTMLResponse(self.html, headers={"content-security-policy": policy(self.html)})
 
     async def live(self, request: Request) -> Viewer:
-        seen, after = request.query_params.get("run", ""), request.query_params.get("after", "")
-        return Viewer(self.recorder, seen, int(after)) if re.fullmatch(r"\d{1,15}", after) else Viewer(self.recorder)
+        return Viewer(self.audience)
 
     def _now(self) -> dict:
         return {"levers": self.levers.read(), "visitors": len(self._visits), "failed": self.service.failed}
