@@ -22,7 +22,7 @@ Header: {"trace": 4, …}
 Step: a forward pass; or, without rows, the engine at rest: nothing is left to do, and no request holds memory. Such a
 record has the events since the last forward pass, if any (for example, the last requests were aborted). A trace that
 does not end with one was cut short, or is old.
-    step            counts from 0 (on a live page: from the engine's first step)
+    step            counts from 0 (on a live page: from the first step that anyone saw)
     start, seconds  when its forward pass began, and the time from there to the end of the commit
     parts           seconds of "schedule", "draft", "build", "forward", "sample", "commit" (stages 1 to 3 schedule
                     nothing; before stage 7 nothing is drafted). The first three are before `start`, the others make up

@@ -9,10 +9,9 @@ import urllib.request
 
 import pytest
 
-from stagewise.replay.page import make_page
 from stagewise.serving.app import App
-from stagewise.trace_file import Trace, check_blocks, check_header, check_names, check_step
-from stagewise.tracing import detach, recorder_of
+from stagewise.trace_file import check_blocks, check_header, check_names, check_step
+from stagewise.tracing import recorder_of
 from tests.adapter import random_prompts, wait_until
 from tests.test_serving import SERVING, ask, ask_async, error_of, held_while, listening, serving, slow_steps, until
 
@@ -47,8 +46,8 @@ class Onlooker:
         runs, now: the events of these kinds.
     """
 
-    def __init__(self, app, query=""):
-        self.app, self.query, self.told, self.asked, self.runs, self.now = app, query, [], {}, [], []
+    def __init__(self, app):
+        self.app, self.told, self.asked, self.runs, self.now = app, [], {}, [], []
         self.reading, self.gone = asyncio.Event(), asyncio.Event()
         self.reading.set()
 
@@ -62,8 +61,8 @@ class Onlooker:
         await self.task
 
     async def look(self):
-        scope = {"type": "http", "method": "GET", "path": "/live", "headers": [], "root_path": ""}
-        await self.app({**scope, "query_string": self.query.encode()}, self.receive, self.send)
+        scope = {"type": "http", "method": "GET", "path": "/live", "headers": [], "root_path": "", "query_string": b""}
+        await self.app(scope, self.receive, self.send)
 
     async def receive(self):
         await self.gone.wait()
@@ -80,7 +79,7 @@ class Onlooker:
     def take(self, kind, data):
         if kind == "run":
             self.runs.append(data)
-            self.told = [data["header"]] if "header" in data else self.told
+            self.told = [data["header"]]
         elif kind == "step":
             self.told.append(data)
         elif kind == "asked":
@@ -109,10 +108,13 @@ class Onlooker:
     def drafts(self):
         return {token for step in self.told[1:] for row in step["rows"] for token in row.get("drafts", ())}
 
-    def unfinished(self):
-        """The requests that came and have not ended."""
-        came, ended = ({e["request_id"] for e in self.events() if e["kind"] == kind} for kind in ("queued", "finished"))
-        return came - ended
+    def is_at_rest(self):
+        """Whether the last step says that nothing is left to do."""
+        return len(self.told) > 1 and not self.told[-1]["rows"]
+
+    def steps(self):
+        """Without the texts: a viewer gets each once."""
+        return [{**step, "texts": {}} for step in self.told[1:]]
 
 
 def body(prompt, **fields):
@@ -144,39 +146,58 @@ def check_trace(onlooker):
     return first
 
 
-def listeners(app) -> list:
-    return recorder_of(app.service.engine.llm)._listeners
-
-
-def gone(app):
-    """Whether nothing is left of any viewer."""
-    return not listeners(app) and not app.recorder.chunks
+def listeners(app):
+    """Who listens to the engine, when nobody is about to come or go."""
+    app.audience.thread.submit(int).result(60)
+    return [listener for listener, _ in recorder_of(app.service.engine.llm)._listeners]
 
 
 @pytest.mark.parametrize("stage", [SERVING[0], 5, SERVING[-1]])
-def test_all_viewers_see_the_same_steps(stage, small_checkpoint):
-    """Whenever they come: later viewers get the earlier steps under the same numbers."""
+def test_viewers_see_the_same_steps_whenever_they_come(stage, small_checkpoint):
+    """One that comes in the middle of a run begins with what is there, and then sees what the others see."""
     prompts = random_prompts(211, [5, 9, 3, 7, 6])
 
     async def go(app):
-        async with Onlooker(app) as first:
-            tasks = start(app, prompts, max_tokens=15)
-            await until(lambda: len(first.told) > 6)
-            async with Onlooker(app) as second:
-                await asyncio.gather(*tasks)
-                await until(lambda: first.num_tokens() == second.num_tokens() == 75)
-        async with Onlooker(app) as third:
-            await until(lambda: len(third.told) >= len(first.told))
-        return first, second, third
+        early, late, stats = Onlooker(app), Onlooker(app), app.service.engine.llm.stats
+        with held_while(app, lambda: stats.num_forwards > 2 and not late.runs):
+            async with early:
+                tasks = start(app, prompts, max_tokens=30)
+                await until(lambda: early.num_tokens() > 2)
+                async with late:
+                    await asyncio.gather(*tasks)
+                    await until(lambda: early.num_tokens() == 150 and early.is_at_rest())
+                    await until(lambda: late.steps()[-1:] == early.steps()[-1:])
+        return early, late
 
     with shown(stage, small_checkpoint) as app:
-        first, second, third = asyncio.run(go(app))
-        assert gone(app)
-        answers = expected(app, prompts, 15)
-    check_trace(first)
-    assert sorted(first.tokens()) == sorted(answers)
-    shortest = min(len(viewer.told) for viewer in (first, second, third))  # the engine at rest may be told behind it
-    assert first.told[:shortest] == second.told[:shortest] == third.told[:shortest]
+        early, late = asyncio.run(go(app))
+        assert listeners(app) == []
+        answers = expected(app, prompts, 30)
+    begin = check_trace(late)
+    assert check_trace(early) < begin
+    assert any(event.get("output_token_ids") for event in late.steps()[0]["before"])
+    assert sorted(early.tokens()) == sorted(answers)
+    assert all(tokens in answers for tokens in late.tokens())
+    assert late.asked.items() <= early.asked.items()
+    ours, theirs = ([step for step in one.steps() if step["step"] > begin] for one in (early, late))
+    assert ours == theirs
+
+
+async def test_a_request_that_came_just_before_a_viewer_is_told_once(app):
+    """Both come between the same two steps."""
+    commands, step_ends, late = app.service.engine.llm.loop.commands, threading.Event(), Onlooker(app)
+    async with Onlooker(app):
+        commands.put(lambda: step_ends.wait(60))
+        await until(commands.empty)
+        (task,) = start(app, [[1, 2]], max_tokens=3)
+        await until(lambda: commands.qsize() == 1)
+        looking = asyncio.create_task(late.look())
+        await until(lambda: commands.qsize() == 2)
+        step_ends.set()
+        await until(late.is_at_rest)
+        late.gone.set()
+        await asyncio.gather(task, looking)
+    assert [event["kind"] for event in late.events()].count("queued") == 1
 
 
 def test_refused_guesses_have_a_text_too(small_checkpoint, draft_checkpoint):
@@ -194,105 +215,35 @@ def test_refused_guesses_have_a_text_too(small_checkpoint, draft_checkpoint):
     assert onlooker.drafts() - {token for tokens in onlooker.tokens() for token in tokens}
 
 
-async def test_what_is_kept_is_bounded(app, monkeypatch):
-    """The oldest steps are dropped. A viewer that comes then, in the middle of a run, is told at which step the record
-    begins, and what was there already."""
-    monkeypatch.setattr("stagewise.serving.live.KEPT_STEPS", 80)
-    prompts = random_prompts(211, [5, 9, 3, 7] * 8)
-    recorder, stats, late = app.recorder, app.service.engine.llm.stats, Onlooker(app)
-    with held_while(app, lambda: stats.num_forwards > 120 and not late.runs):
-        async with Onlooker(app) as first:
-            tasks = start(app, prompts, max_tokens=38)
-            await until(lambda: recorder.has_begun and recorder.chunks[0].first > 20)
-            async with late:
-                await asyncio.gather(*tasks)
-                await until(lambda: late.told[-1] == first.told[-1] and not late.unfinished())
-                await until(lambda: sum(len(chunk.lines) for chunk in recorder.chunks) < 160)
-    check_trace(first)
-    assert check_trace(late) == late.runs[-1]["first"]
-    assert late.runs[0]["first"] > 20
-    told, answers = late.tokens(), expected(app, prompts, 38)
-    assert len(told) > 4
-    assert all(tokens in answers for tokens in told)
-
-
-async def test_steps_between_two_parts_of_the_record_are_told_once(app, monkeypatch):
-    """For a moment both parts listen."""
-    monkeypatch.setattr("stagewise.serving.live.KEPT_STEPS", 80)
-
-    def late(llm, listen):
-        before = llm.stats.num_forwards
-        wait_until(lambda: llm.stats.num_forwards > before + 2 or not llm.loop.callbacks)
-        detach(llm, listen)
-
-    monkeypatch.setattr("stagewise.serving.live.detach", late)
-    with slow_steps(app):
-        async with Onlooker(app) as onlooker:
-            await ask_async(app, "/v1/completions", body([1, 2], max_tokens=40))
-            await until(lambda: onlooker.num_tokens() >= 40 and not onlooker.unfinished())
-    check_trace(onlooker)
-
-
-async def test_who_lost_the_connection_goes_on_where_it_was(app):
-    async with Onlooker(app) as first:
-        await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
-        await until(lambda: first.num_tokens() == 30 and not first.unfinished())
-        await asyncio.sleep(0.05)  # if the engine at rest is told, too
-    (run,) = first.runs
-    assert (run["first"], run["next"], run["server"]) == (None, None, app.recorder.server)
-    async with Onlooker(app, f"run={run['run']}&after=9") as again:
-        assert again.runs == [{"run": run["run"], "server": run["server"], "resumed": True}]
-        await until(lambda: again.told == first.told[11:])
-    for query in ("run=other&after=9", f"run={run['run']}&after=99", f"run={run['run']}&after=-1", "run&after=x"):
-        async with Onlooker(app, query) as other:
-            await until(lambda: other.told == first.told)
-            assert (other.runs[0]["first"], other.runs[0]["next"]) == (0, len(first.told) - 1)
-
-
-async def test_steps_that_nobody_could_write_down_are_missing(app, monkeypatch):
-    """If the engine is faster than the recorder, the record begins again, and says at which step."""
-    monkeypatch.setattr("stagewise.serving.live.MAX_BEHIND", 5)
-    async with Onlooker(app) as onlooker:
-        await until(lambda: app.recorder.has_begun)
-        expected(app, [[1, 2]], 30)  # the event loop has no turn meanwhile
-        await until(lambda: len(onlooker.runs) == 2)
-        assert onlooker.runs[0]["run"] != onlooker.runs[1]["run"]
-        await ask_async(app, "/v1/completions", body([3], max_tokens=3))
-        await until(lambda: onlooker.num_tokens() == 3)
-        first = check_trace(onlooker)
-        assert first >= 30
-        assert onlooker.runs[1]["first"] in (None, first)
-
-
-async def test_a_viewer_that_does_not_read_misses_steps_and_nobody_else_does(app, monkeypatch):
-    monkeypatch.setattr("stagewise.serving.live.KEPT_STEPS", 80)
+async def test_a_viewer_that_does_not_read_begins_again_and_nobody_else_does(app, monkeypatch):
+    monkeypatch.setattr("stagewise.serving.live.MAX_BEHIND", 50)
     async with Onlooker(app) as slow, Onlooker(app) as quick:
-        await ask_async(app, "/v1/completions", body([1, 2], max_tokens=5))
-        await until(lambda: slow.tokens() and not slow.unfinished())
         slow.reading.clear()
-        for last in range(44, 325, 40):
+        for number in range(1, 6):
             await ask_async(app, "/v1/completions", body([1, 2], max_tokens=40))
-            await until(lambda last=last: quick.told[-1]["step"] >= last)
+            await until(lambda number=number: quick.num_tokens() == 40 * number)
+        assert max(len(listener.__self__._records) for listener in listeners(app)) == 50
         slow.reading.set()
-        await until(lambda: len(slow.runs) == 2 and slow.told[-1]["step"] >= last)
-        assert check_trace(slow) == slow.runs[1]["first"] > 200
+        await until(lambda: len(slow.runs) == 2)
+        await ask_async(app, "/v1/completions", body([1, 2], max_tokens=40))
+        await until(lambda: slow.num_tokens() == 40)
+        assert check_trace(slow) >= 200
+        assert check_trace(quick) == 0
         assert len(quick.runs) == 1
 
 
-async def test_nothing_is_left_of_a_viewer_that_goes_or_never_reads(app, monkeypatch):
-    monkeypatch.setattr("stagewise.serving.live.KEPT_SECONDS", 0)
+async def test_nothing_is_left_of_a_viewer_that_goes_or_never_reads(app):
     vanished, step_ends = Onlooker(app), threading.Event()
     app.service.engine.llm.loop.commands.put(lambda: step_ends.wait(30))  # a step takes long, and the viewer goes
     vanished.gone.set()
     await vanished.look()
-    step_ends.set()  # before the recorder has joined
-    await until(lambda: gone(app))
+    step_ends.set()  # before it has joined
+    assert listeners(app) == []
     async with Onlooker(app) as stuck:
         stuck.reading.clear()
         await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
         assert len(listeners(app)) == 1
-        stuck.reading.set()
-    await until(lambda: gone(app))
+    assert listeners(app) == []
 
 
 async def test_whose_a_request_is_and_when_it_came(app):
@@ -306,18 +257,6 @@ async def test_whose_a_request_is_and_when_it_came(app):
         for event in step["before"]:
             if event["kind"] == "queued":
                 assert 0 < step["start"] - onlooker.asked[event["request_id"]][0] < 10
-
-
-@pytest.mark.parametrize("app", [5], indirect=True)
-async def test_a_replay_to_put_steps_into(app):
-    """It is the page that the command line makes of the first step."""
-    async with Onlooker(app) as onlooker:
-        error_of(await ask_async(app, "/live/replay"), 404)
-        await ask_async(app, "/v1/completions", body([1, 2], max_tokens=3))
-        await until(lambda: len(onlooker.told) >= 4)
-        response = await ask_async(app, "/live/replay")
-        header, first, *_ = onlooker.told
-        assert response.text == make_page([Trace("run", header, [first])])
 
 
 @pytest.mark.parametrize("app", [5], indirect=True)
@@ -416,12 +355,19 @@ def test_nobody_is_shown_anything_unless_it_is_asked_for(small_checkpoint):
         assert ask(App(app.service, page=True), "/live/levers").json() == {}
 
 
-def test_a_viewer_does_not_hold_up_the_end(small_checkpoint):
-    with shown(7, small_checkpoint) as app, listening(app, grace=300) as (server, port):
-        response = urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=60)
-        assert response.readline() == b"event: run\n"
-        about = json.loads(response.readline().removeprefix(b"data: "))
+def test_viewers_do_not_hold_up_the_end(small_checkpoint):
+    """Neither one that looks on, nor two that wait for a long step until they may."""
+    with shown(7, small_checkpoint) as app, listening(app) as (server, port), contextlib.ExitStack() as stack:
+
+        def look():
+            return stack.enter_context(urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=60))
+
+        first, loop = look(), app.service.engine.llm.loop
+        assert first.readline() == b"event: run\n"
+        about = json.loads(first.readline().removeprefix(b"data: "))
         assert about["header"]["stage"] == "stage07_speculative"
+        loop.commands.put(lambda: wait_until(lambda: loop.aborting))
+        viewers = [first, look(), look()]
         server.handle_exit(signal.SIGTERM, None)
-        assert response.read().endswith(b"event: bye\ndata: {}\n\n")
-        response.close()
+        for viewer in viewers:
+            assert viewer.read().endswith(b"event: bye\ndata: {}\n\n")

@@ -52,8 +52,8 @@ def test_what_is_installed():
 
 
 def test_pages_of_replay_know_every_stage():
-    for html in (page.make_page([]), make_page()):
-        ideas = json.loads(re.search(r"const STAGE_IDEAS = (.*?);", html)[1])
+    for html in (page.make_page([]), make_page({"stage": PACKAGES[EXACT]})):
+        ideas = json.loads(re.search(r"<script>const STAGE_IDEAS = (.*?);", html)[1])
         assert ideas == {str(number): IDEAS[package] for number, package in PACKAGES.items()}
 
 

@@ -27,10 +27,11 @@ from ..openai.errors import APIError, bad_request
 from ..openai.fields import IDLE, TEXT, TURNS, Field, Fields, flag
 from ..openai.forms import may_have_form
 from ..openai.job import Job, check_length, check_model
+from ..tracing import header_of
 from .connection import CLIENT_GONE, parse_json, read_body
 from .levers import Levers
-from .live import Recorder, Viewer, asked_as, first_step
-from .page import make_page, policy, replay_page
+from .live import Audience, Viewer, asked_as
+from .page import make_page, policy
 from .responses import JSON, Answer, error_response
 from .service import Run, Service
 
@@ -83,9 +84,9 @@ class App:
         self.service, self.api_key, self.limits = service, api_key, service.limits
         self.log, self.log_prompts = log, log_prompts
         self.draining, self.num_active = False, 0
-        self.html = make_page() if page else None
-        self.recorder = Recorder(service, lambda: self.draining, self._now)
-        self.levers = Levers(service, self.recorder.made)
+        self.html = make_page(header_of(service.engine.llm)) if page else None
+        self.audience = Audience(service, lambda: self.draining, self._now)
+        self.levers = Levers(service, self.audience.made)
         self.only_here, self.allow_origins, self._visits = only_here, frozenset(allow_origins), set()
         errors = {HTTPException: no_route, APIError: api_error, Exception: unexpected}
         self.routes = Starlette(routes=self._routes(), exception_handlers=errors)
@@ -101,7 +102,6 @@ class App:
         live = [
             Route("/", self.index),
             Route("/live", self.live),
-            Route("/live/replay", self.replay),
             Route("/live/levers", self.move_levers, methods=["GET", "POST"]),
             Route("/live/visitors", self.visit, methods=["POST"]),
         ]
@@ -269,14 +269,7 @@ class App:
         return HTMLResponse(self.html, headers={"content-security-policy": policy(self.html)})
 
     async def live(self, request: Request) -> Viewer:
-        seen, after = request.query_params.get("run", ""), request.query_params.get("after", "")
-        return Viewer(self.recorder, seen, int(after)) if re.fullmatch(r"\d{1,15}", after) else Viewer(self.recorder)
-
-    async def replay(self, request: Request) -> Response:
-        """A replay of one step, to which the page adds the steps that it has."""
-        if (opening := self.recorder.opening) is None:
-            raise APIError(404, "nothing has run yet")
-        return await self.service.aside(len(opening[1]), lambda: HTMLResponse(replay_page(first_step(*opening))))
+        return Viewer(self.audience)
 
     def _now(self) -> dict:
         return {"levers": self.levers.read(), "visitors": len(self._visits), "failed": self.service.failed}

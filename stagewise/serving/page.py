@@ -12,7 +12,9 @@ from ..trace_file import Trace
 PARTS = Path(__file__).parent / "page"
 
 
-def make_page() -> str:
+def make_page(header: dict) -> str:
+    """header: of the engine's traces."""
+    replay = page.make_page([Trace("run", header, [])])  # into which the page puts its steps, to save them
     slots = {
         "origin": "of a running engine; see serving/page.py",
         "title": "a running engine",
@@ -21,15 +23,10 @@ def make_page() -> str:
         "style": '<link rel="stylesheet" href="live.css">\n',
         "above": (PARTS / "live.html").read_text(encoding="utf-8") + "\n",
         "footer": "",
-        "traces": "",
+        "traces": page.as_json("replay", replay) + "\n",
         "start": "live.js",
     }
     return page.render(slots, page.PARTS, PARTS)
-
-
-def replay_page(trace: Trace) -> str:
-    """As `stagewise replay` makes it."""
-    return page.make_page([trace])
 
 
 @functools.cache

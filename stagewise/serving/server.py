@@ -74,7 +74,7 @@ class Server(uvicorn.Server):
         await self._until_idle(self.grace)
         await asyncio.to_thread(self.app.service.engine.close, abort=True)
         await self._until_idle(TOLD_SECONDS)
-        await self._until(lambda: not self.app.recorder.viewers, TOLD_SECONDS)
+        await self._until(lambda: not self.app.audience.viewers, TOLD_SECONDS)
         connections: list[Any] = [*self.server_state.connections]
         for connection in connections:  # to clients that do not read, or never send the rest
             if connection.cycle is not None and not connection.cycle.response_complete:

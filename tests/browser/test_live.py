@@ -135,15 +135,20 @@ def test_it_answers_all_of_it_to_be_read(page, url):
 
 
 def test_what_is_shown_is_what_happened(page):
-    """The page computes the same states as Python."""
     page.asked("Once upon a time", 40)
+    check_states(page)
+
+
+def check_states(page):
+    """Check that the page computes the same states as Python. Returns its steps."""
     header, steps = page("return [shown.replay.header, shown.steps]")
     check_header(header)
-    for step in steps:
-        check_step(step, step["step"])
+    for number, step in enumerate(steps, steps[0]["step"]):
+        check_step(step, number)
     for number, state in enumerate(states(Trace("live", header, steps))):
         if number in (0, 7, len(steps) - 1):
             assert page("return snapshot(shown.replay, arguments[0])", number) == snapshot(state)
+    return steps
 
 
 def test_it_follows_the_newest_step_unless_one_looks_back(page):
@@ -197,36 +202,29 @@ def test_my_lanes_and_latencies_are_marked(page):
     assert page("return median(shown.rates.mine.itl)") == pytest.approx(gaps[len(gaps) // 2], rel=0.02)
 
 
-def test_all_tabs_and_loads_have_the_same_numbers(page, url):
-    """Another tab, and this one loaded again: the same steps, under the engine's numbers and the same names."""
-    page.asked("Once upon a time", 30)
-    here, names = page("return JSON.stringify(shown.steps)"), page(NAMES)
-    page.driver.refresh()
-    page.until(f"shown && shown.isIdle && shown.steps.length === {len(json.loads(here))}")
-    assert page("return JSON.stringify(shown.steps)") == here
-    assert page(NAMES) == names  # ★ too
-    number = page("return shown.last") - 5
-    with page.tab(f"{url}/#step={number}"):
-        page.until(f"shown && !shown.isFollowing && shown.replay.steps[shown.position].step === {number - 1}")
-        assert page("return JSON.stringify(shown.steps)") == here
-        assert page(NAMES) == [name.removesuffix("★") for name in names]
+def test_a_page_opened_in_the_middle_of_a_run(page, url):
+    """It begins with what runs then, under the engine's numbers and the same names as on the page in the background,
+    which misses nothing."""
+    page.ask("Once upon a time", 900)
+    page.until(f"{STEPS}.length > 20 && !shown.isIdle")
+    with page.tab(f"{url}/"):
+        page.until("shown && shown.last !== null && shown.isIdle")
+        there, names = check_states(page), page(NAMES)
+    page.until("shown.isIdle && !writing")
+    here = check_states(page)
+    assert here[0]["step"] < there[0]["step"] <= here[-1]["step"]
+    assert there[-1]["step"] == here[-1]["step"]
+    assert page(NAMES) == [f"{name}★" for name in names]
+    assert page.text("#notes") == ""
 
 
-def test_pages_that_nobody_sees_hold_no_connection(page, url):
-    """A browser has six for all its pages of a server: many tabs, or pages one could go back to, would keep the one in
-    front from asking. One that comes to the front again has the steps that it did not see."""
-    for _ in range(6):
+def test_pages_that_one_could_go_back_to_hold_no_connection(page, url):
+    """A browser has six for all its pages of a server."""
+    for _ in range(7):
         page.driver.get("about:blank")
         page.driver.get(f"{url}/")
         page.until("shown && link.isUp")
-    with contextlib.ExitStack() as tabs:
-        for _ in range(7):
-            tabs.enter_context(page.tab(f"{url}/"))
-            page.until("shown && link.isUp")
-        page.asked("A fox", 20)
-        last = page("return shown.last")
-    page.until(f"shown.last === {last} && shown.isIdle")
-    assert page.text("#notes") == ""
+    page.asked("A fox", 20)
 
 
 # --- Levers and presets -----------------------------------------------------------------------------------------------
@@ -379,7 +377,7 @@ def start(port, *options):
 @pytest.mark.skipif(os.name != "posix", reason="a signal as POSIX has it")
 def test_the_server_ends_and_comes_back(driver):
     """Ctrl-C with the page open and requests under way: it ends at once and says nothing more. The page says that it is
-    not live, keeps what it has, tries again, and says what it missed of the new run."""
+    not live, keeps what it has, tries again, and then offers it as a file."""
     page = LivePage(driver)
     process, url = start(0, "--grace", "0")
     with contextlib.ExitStack() as stack:
@@ -397,13 +395,14 @@ def test_the_server_ends_and_comes_back(driver):
         page("shown.renderNow()")
         assert page.text("#follow") == "NOT LIVE"
         assert page.text("#notes").startswith("The server has ended. The steps so far can still be viewed")
+        number = page("return shown.steps.length")
         assert page("return shown.last") >= 20
         again, _ = start(url.rpartition(":")[2])
         stack.callback(again.kill)
         page.until("link.isUp")
         notes = page.text("#notes")
-        assert "The server was restarted, and counts its steps from 1" in notes
-        assert "Save that run" in notes
+        assert "The server was restarted, and counts its steps from 1. This page began again at " in notes
+        assert f"Save the {number} steps before" in notes
         assert "The server has ended" not in notes
         assert page("return shown.last") is None
         page.asked("A fox", 5)
@@ -412,19 +411,21 @@ def test_the_server_ends_and_comes_back(driver):
     driver.get("about:blank")
 
 
-def test_a_lost_connection_says_what_was_missed(page):
-    """Nothing, as long as the server has kept the steps."""
-    page.asked("A fox", 5)
-    last = page("return shown.last")
-    page("link.source.dispatchEvent(new Event('error'))")
+def test_a_page_that_lost_the_connection_begins_again(page, url):
+    """And puts the levers of a preset back: it does not know how that went on."""
+    page.click("[data-preset=memory]")
+    lose = "(link.source.dispatchEvent(new Event('error')), true)"
+    page.until(f"shown.presets.before && shown.steps.length > 5 && {lose}")
+    number = page("return shown.steps.length")
     assert page("return link.isUp") is False
-    page.until("link.isUp && document.querySelector('.notes .link')")
-    assert re.match(r"The connection was lost for \d s. No step was missed.", page.text("#notes"))
-    page.asked("A fox", 5)
-    assert page(f"return {STEPS}.at(-1).step") > last
-    page("link.source.dispatchEvent(new Event('error')); link.after = shown.replay.first - 50; link.run = 'another'")
     page.until("link.isUp")
-    assert page("return shown.steps.length") > 5
+    begins = rf"This page began again at [\d:]+, with what ran then\.\s*Save the {number} steps before"
+    assert re.match(begins, page.text("#notes"))
+    page.until("document.getElementById('num_blocks').value === '100'")
+    until_idle(url)
+    page.until("shown.isIdle")
+    page.asked("A fox", 5)
+    assert levers(url) == {"max_num_seqs": 8, "num_blocks": 100}
 
 
 def test_only_the_scripts_of_the_page_run(page):

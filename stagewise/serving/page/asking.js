@@ -3,8 +3,8 @@
 
 const find = (id) => document.getElementById(id);
 
-// The x-request-id of a request says which tab sent it, also after the page is reloaded.
-const TAB = (sessionStorage.tab ??= Math.random().toString(36).slice(2, 10));
+// The x-request-id of a request says which tab sent it.
+const TAB = Math.random().toString(36).slice(2, 10);
 let numAsked = 0;
 
 /** Messages above the view, one for each cause. */

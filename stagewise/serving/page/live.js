@@ -1,7 +1,7 @@
 "use strict";
 // The engine as it runs: the replay page, which stays at the last step until the reader looks back.
 
-const MOST_STEPS = 50000; // that the page keeps; then it starts over with those that the server keeps
+const MOST_STEPS = 50000; // that the page keeps; then it begins again
 const LONGEST_PAUSE = 8; // seconds between two attempts to reach the server
 
 /** Requests are named in the order of their numbers, so that all tabs call them the same. */
@@ -130,18 +130,12 @@ class LivePage extends Page {
     return `Step ${numberOf(step).toLocaleString("en")} of ${(this.last ?? 0).toLocaleString("en")}`;
   }
 
+  /** No address names a step: a page that is loaded again begins with what the engine does then. */
   get fragment() {
-    return this.isFollowing ? "" : `#step=${this.replay.first + this.position}`;
+    return "";
   }
 
-  /** Go to the step that the address names, if it is here. */
-  readFragment() {
-    const step = new URLSearchParams(location.hash.slice(1)).get("step");
-    if (step === null || !this.isReady) return;
-    const { first } = this.replay;
-    if (Number(step) < first) notes.set("gone", `Step ${step} is no longer kept: the first one available is ${first}.`);
-    else if (Number(step) <= this.last) this.showStep(Number(step));
-  }
+  readFragment() {}
 
   // --- Drawing -----------------------------------------------------------------------------------------------------
 
@@ -177,7 +171,7 @@ class LivePage extends Page {
     const gone = numSentAway ? `, ${numSentAway} sent away: the queue was full` : "";
     setText(find("load-note"), others > 0 || gone ? `${count(Math.max(0, others), "request")} of others here${gone}` : "");
     this.presets?.settle();
-    find("save").disabled = this.last === null || !template;
+    find("save").disabled = this.last === null;
   }
 
   isThere(id) {
@@ -217,23 +211,14 @@ class LivePage extends Page {
 
 // --- The run as a file ---------------------------------------------------------------------------------------------
 
-let template = null; // a replay of one step, as `stagewise replay` makes it
-
-async function fetchTemplate() {
-  try {
-    template = await (await ask("/live/replay")).text();
-  } catch {
-    setTimeout(fetchTemplate, 5000); // nothing has run yet, or the server does not answer
-  }
-}
-
-/** The replay of these steps: the template with these instead of its own. */
+/** The replay of these steps, as `stagewise replay` makes it. */
 function replayOf(header, steps) {
+  const replay = JSON.parse(document.querySelector("script.replay").textContent); // its trace has no steps
   const ascii = JSON.stringify([header, ...steps]).replace(
     /[<\u007f-\uffff]/g,
     (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`,
   );
-  return template.replace(/(<script type="application\/json" class="trace">)[^<]*/, (_, tag) => tag + ascii);
+  return replay.replace(/(<script type="application\/json" class="trace">)[^<]*/, (_, tag) => tag + ascii);
 }
 
 function save({ header, steps }) {
@@ -249,29 +234,18 @@ let shown = null; // the LivePage, once the first header has come
 const link = {
   isUp: false,
   words: "Connecting",
-  run: null, // the name of the server's recording
-  after: null, // the number of its last step that came
-  server: null,
-  lost: null, // when the connection was lost
+  server: null, // the name of its process
   tries: 0,
-  told: "", // why the next steps begin where they do: "first", "restarted", "lost"; null once the user knows
 
   open() {
-    const { run, after } = this;
-    this.source?.close();
-    clearTimeout(this.again);
-    const source = this.source = new EventSource(after === null ? "/live" : `/live?run=${run}&after=${after}`);
+    this.leave();
+    const source = this.source = new EventSource("/live");
     const on = (kind, act) => source.addEventListener(kind, ({ data }) => act(JSON.parse(data)));
     on("run", (about) => this.begin(about));
     on("asked", (asked) => shown.meet(asked));
     on("step", (step) => {
-      this.count(step);
-      this.after = step.step;
       shown.append(step);
-      if (shown.steps.length < MOST_STEPS) return;
-      source.close();
-      this.after = null;
-      this.open();
+      if (shown.steps.length >= MOST_STEPS) this.open();
     });
     on("now", (now) => {
       placeLevers(now.levers);
@@ -279,36 +253,28 @@ const link = {
       shown.render();
     });
     on("bye", () => (this.ended = true));
-    source.onerror = () => {
-      source.close();
-      this.close();
-    };
+    source.onerror = () => this.lose();
   },
 
-  /** The "run" event: a recording begins, or goes on. */
-  begin({ run, server, resumed, header, first }) {
-    const seconds = this.lost && Math.max(1, Math.round((Date.now() - this.lost) / 1000));
-    const restarted = this.server !== null && server !== this.server;
-    const before = shown && { header: shown.replay.header, steps: shown.steps };
-    if (resumed && seconds) notes.set("link", `The connection was lost for ${seconds} s. No step was missed.`);
-    if (!resumed) {
-      this.expected = restarted || !shown ? 0 : this.after === null ? null : this.after + 1;
-      this.after = null;
-      this.told = !shown ? "first" : restarted ? "restarted" : "lost";
-      this.seconds = seconds;
-      if (shown) shown.begin(header);
-      else this.show(header);
-      if (restarted) this.tell(0);
-      if (restarted && before.steps.length) {
-        notes.set("before", `The previous server had ${count(before.steps.length, "step")} on this page.`, {
-          name: "Save that run",
-          act: () => save(before),
-        });
-      }
-    }
-    Object.assign(this, { isUp: true, run, server, lost: null, tries: 0, ended: false });
+  /** The "run" event: the next step begins with what the engine has now. */
+  begin({ server, header }) {
+    if (shown) this.beginAgain(header, server !== this.server);
+    else this.show(header);
+    Object.assign(this, { isUp: true, server, tries: 0, ended: false });
     notes.clear("server");
     shown.render();
+  },
+
+  /** The next steps do not continue the ones on the page. Offer these as a file. */
+  beginAgain(header, isRestarted) {
+    const before = { header: shown.replay.header, steps: shown.steps };
+    if (!isRestarted) shown.presets.putBack();
+    shown.begin(header);
+    if (!before.steps.length) return;
+    const why = isRestarted ? "The server was restarted, and counts its steps from 1. " : "";
+    const text = `${why}This page began again at ${new Date().toTimeString().slice(0, 8)}, with what ran then.`;
+    const name = `Save the ${count(before.steps.length, "step")} before`;
+    notes.set("before", text, { name, act: () => save(before) });
   },
 
   show(header) {
@@ -326,59 +292,25 @@ const link = {
     shown.follow();
   },
 
-  /** The first step after a header says what was missed. */
-  count(step) {
-    if (this.told === null) return;
-    const missed = this.expected === null ? 0 : Math.max(0, step.step - this.expected);
-    if (missed) this.tell(missed);
-    this.told = null;
-    setTimeout(() => {
-      shown.isReady = true;
-      shown.readFragment();
-    }, 300);
-    if (!template) fetchTemplate();
-  },
-
-  tell(missed) {
-    const { expected, seconds, told } = this;
-    const which = missed === 1 ? `step ${expected + 1}` : `steps ${expected + 1} to ${expected + missed}`;
-    const at = new Date().toTimeString().slice(0, 8);
-    if (told === "restarted") {
-      const what = missed ? `This page missed ${which} of it.` : "No step of it was missed.";
-      notes.set("link", `The server was restarted, and counts its steps from 1; this page is connected again since ${at}. ${what}`);
-    } else if (told === "lost" && missed) {
-      const why = seconds ? `The connection was lost for ${seconds} s` : "The engine was faster than this page";
-      notes.set("link", `${why}: ${which} ${missed === 1 ? "was" : "were"} missed.`);
-    } else if (told === "first" && missed) {
-      notes.set("link", `${capital(which)} ${missed === 1 ? "is" : "are"} not here: steps are kept from the first look on, and of these the latest (20,000, or 32 MB).`);
-    }
-  },
-
-  /** Disconnect while nobody sees this page: a browser has six connections for all its pages together. */
-  pause() {
+  leave() {
     clearTimeout(this.again);
-    this.source.close();
+    this.source?.close();
   },
 
-  close() {
-    this.lost ??= Date.now();
+  /** The connection is gone: try again, and again. */
+  lose() {
+    this.source.close();
     this.isUp = false;
     const pause = Math.min(LONGEST_PAUSE, 0.5 * 2 ** this.tries++);
     const why = this.ended ? "The server has ended" : "The server does not answer";
     this.words = "This page keeps trying";
-    notes.set("server", `${why}. The steps so far can still be viewed and saved; this page goes on when the server is back.`);
+    notes.set("server", `${why}. The steps so far can still be viewed and saved; this page begins again when the server is back.`);
     this.again = setTimeout(() => this.open(), 1000 * pause);
     shown?.render();
   },
 };
 
 // --- The beginning -------------------------------------------------------------------------------------------------
-
-/** What is not seen takes no steps from the server, and holds no lever for a preset. */
-function leave() {
-  link.pause();
-  shown?.presets.putBack();
-}
 
 function start() {
   document.body.classList.add("live", "waiting");
@@ -396,8 +328,12 @@ function start() {
   find("predict").checked = false; // the next step has not happened yet
   find("predict").parentElement.hidden = true;
   findModel().catch((error) => error.status === 401 || notes.set("model", error.message));
-  document.addEventListener("visibilitychange", () => (document.hidden ? leave() : link.open()));
-  addEventListener("pagehide", leave);
+  const putBack = () => shown?.presets.putBack(); // a page that is not seen holds no lever for a preset
+  document.addEventListener("visibilitychange", () => document.hidden && putBack());
+  addEventListener("pagehide", () => {
+    link.leave(); // one may come back to this page, and a browser has only six connections for all
+    putBack();
+  });
   addEventListener("pageshow", ({ persisted }) => persisted && link.open());
   link.open();
 }
