@@ -371,3 +371,11 @@ def test_viewers_do_not_hold_up_the_end(small_checkpoint):
         server.handle_exit(signal.SIGTERM, None)
         for viewer in viewers:
             assert viewer.read().endswith(b"event: bye\ndata: {}\n\n")
+
+
+def test_without_a_page_no_method_of_an_engine_is_wrapped(small_checkpoint):
+    for page in (False, True):
+        with serving(6, small_checkpoint) as app:
+            llm = app.service.engine.llm
+            App(app.service, page=page)
+            assert ("add" in vars(llm.engine), "request" in vars(llm.inputs)) == (page, page)

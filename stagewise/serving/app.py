@@ -86,7 +86,9 @@ class App:
         self.draining, self.num_active = False, 0
         self.html = make_page(header_of(service.engine.llm)) if page else None
         self.audience = Audience(service, lambda: self.draining, self._now)
-        self.levers = Levers(service, self.audience.made)
+        self.levers = Levers(service)
+        if page:
+            self.levers.watch(self.audience.made)
         self.only_here, self.allow_origins, self._visits = only_here, frozenset(allow_origins), set()
         errors = {HTTPException: no_route, APIError: api_error, Exception: unexpected}
         self.routes = Starlette(routes=self._routes(), exception_handlers=errors)

@@ -24,14 +24,14 @@ class Levers:
 
     No request waits forever: num_blocks can't go below what an existing request may need, and a new request that may
     need more raises it.
-
-    Args:
-        made: called with each request when it is made, before the engine has it.
     """
 
-    def __init__(self, service: Service, made: Callable[[Any], None]):
+    def __init__(self, service: Service):
         self.service, self.llm, self.core = service, service.engine.llm, core_of(service.engine.llm)
         self._most_seqs, self._held = self.core.scheduler.max_num_seqs, HeldBack(0)
+
+    def watch(self, made: Callable[[Any], None]) -> None:
+        """From now on keep that promise, and call `made` with each request before the engine has it."""
         watch_requests(self.llm, made, self._is_added)
 
     def read(self) -> dict[str, dict[str, int]]:
