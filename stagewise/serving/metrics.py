@@ -17,7 +17,6 @@ from ..stages import Stage, core_of, unfinished_requests
 
 STEP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)  # buckets, in seconds
 REQUEST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-TOKENS = tuple(2**power for power in range(15))
 COUNTED = {  # name -> what it is, and a histogram's buckets
     "prompt_tokens": ("Tokens of prompts.", None),
     "generation_tokens": ("Generated tokens.", None),
@@ -25,13 +24,8 @@ COUNTED = {  # name -> what it is, and a histogram's buckets
     "prefix_cache_hits": ("Tokens found in it.", None),
     "time_to_first_token_seconds": ("From a request to its first token.", REQUEST),
     "inter_token_latency_seconds": ("Between two tokens of a completion.", STEP),
-    "request_time_per_output_token_seconds": ("The mean of these, of a completion.", STEP),
     "e2e_request_latency_seconds": ("From a request to its last token.", REQUEST),
     "request_queue_time_seconds": ("From a request to its first step.", REQUEST),
-    "request_prefill_time_seconds": ("From its first step to its first token.", REQUEST),
-    "request_decode_time_seconds": ("From its first token to its last one.", REQUEST),
-    "request_prompt_tokens": ("Tokens of a prompt.", TOKENS),
-    "request_generation_tokens": ("Tokens of a completion.", TOKENS),
 }
 DRAFTS = {  # the engine counts these
     "num_drafts": "Times that tokens were drafted for a completion.",
@@ -112,10 +106,9 @@ class Metrics:
 
 
 class Choice:
-    """A completion of a request: how long it waited for a seat in the engine, when its first and its latest token came,
-    and how many came."""
+    """A completion of a request: how long it waited for a seat in the engine, and when its latest token came."""
 
-    waited, first, last, num_tokens = 0.0, 0.0, 0.0, 0
+    waited, last = 0.0, 0.0
 
 
 class Meter:
@@ -137,33 +130,22 @@ class Meter:
         if prompt not in self._begun:
             self._begun.add(prompt)
             num = len(self.job.token_ids[prompt])
-            add(prompt_tokens=num, request_prompt_tokens=num)
+            add(prompt_tokens=num)
             if self.metrics.stage.number >= 5:
                 add(prefix_cache_queries=num, prefix_cache_hits=event.num_cached_tokens)
         if event.token_ids:
             add(generation_tokens=len(event.token_ids))
-            if choice.num_tokens:
+            if choice.last:
                 add(inter_token_latency_seconds=now - choice.last)
             else:
-                choice.first = now
                 add(time_to_first_token_seconds=now - self.arrival)
             choice.last = now
-            choice.num_tokens += len(event.token_ids)
         if event.finish_reason is not None:
-            self._ended(choice, event, now)
-
-    def _ended(self, choice: Choice, event: Any, now: float) -> None:
-        self.metrics.ended(event.finish_reason)
-        self._unfinished -= 1
-        add, first = self.metrics.add, choice.first if choice.num_tokens else now
-        add(e2e_request_latency_seconds=now - self.arrival, request_generation_tokens=choice.num_tokens)
-        if event.queue_time is not None:
-            waited = choice.waited + event.queue_time
-            begun = min(now, self.arrival + waited)
-            add(request_queue_time_seconds=waited, request_prefill_time_seconds=max(first, begun) - begun)
-            add(request_decode_time_seconds=now - first)
-        if choice.num_tokens > 1:
-            add(request_time_per_output_token_seconds=(now - first) / (choice.num_tokens - 1))
+            self.metrics.ended(event.finish_reason)
+            self._unfinished -= 1
+            add(e2e_request_latency_seconds=now - self.arrival)
+            if event.queue_time is not None:
+                add(request_queue_time_seconds=choice.waited + event.queue_time)
 
     def close(self) -> None:
         """Completions that have not ended by now count as aborted."""
