@@ -12,14 +12,10 @@ import pytest
 
 from tests.adapter import ROOT, STAGES, in_threads, random_prompts, wait_until
 
-# The stage that differs most from the first that has it; with that one too in `make soak`.
 pytestmark = pytest.mark.covers("async_llm.py", "llm.py", "engine_loop.py")
+NUMBERS = range(4, 9)  # of the stages that this runs on, see conftest.py
+# The first stage that has it; with the one that differs most from that too in `make soak`.
 INTERACTIVE = [STAGES[3], pytest.param(STAGES[-1], marks=pytest.mark.soak)]
-
-
-@pytest.fixture(params=[s for s in STAGES if s.number >= 4], ids=lambda stage: stage.directory)
-def stage(request):
-    return request.param
 
 
 @pytest.fixture

@@ -7,15 +7,9 @@ import types
 
 import pytest
 
-from tests.adapter import STAGES
-
 about_streams = pytest.mark.covers("llm.py", "engine_loop.py")
+NUMBERS = range(4, 9)  # of the stages that this runs on, see conftest.py
 QUICK = ["--interactive", "--temperature", "0", "--max-tokens", "3", "--quiet"]
-
-
-@pytest.fixture(params=[stage for stage in STAGES if stage.number >= 4], ids=str)
-def stage(request):
-    return request.param
 
 
 @about_streams
