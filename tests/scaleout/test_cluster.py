@@ -14,7 +14,6 @@ import pytest
 
 from tests.adapter import ROOT
 from tests.test_batch_file import QUICK, near, read_results
-from tests.test_batch_file import by_id as all_near
 
 FLAGS = ["--max-num-seqs", "4", *QUICK]
 PATIENCE = 3600  # seconds, for what takes some: Ray starts a dozen processes for each run
@@ -111,31 +110,6 @@ def test_as_on_one_machine(tmp_path):
     assert manifest_of(tmp_path / "out.jsonl") == manifest_of(tmp_path / "alone.jsonl")
 
 
-def test_columns_of_other_names_and_beams_as_on_one_machine(tmp_path):
-    lines = [{"question": f"A fox named {i}", "key": f"k{i}"} for i in range(40)]
-    lines += [
-        {"question": "A fox", "key": "scored", "score": True, "continuation": " runs"},
-        {"question": 5, "key": "no"},
-    ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    flags = ["--prompt-column", "question", "--id-column", "key", "--beam-width", 2, "--max-tokens", 6]
-    run(command(tmp_path / "in.jsonl", tmp_path / "alone.jsonl", *flags))
-    run(on_ray(tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags))
-    assert all_near(read_results(tmp_path / "out.jsonl")) == all_near(read_results(tmp_path / "alone.jsonl"))
-    assert manifest_of(tmp_path / "out.jsonl") == manifest_of(tmp_path / "alone.jsonl")
-
-
-def test_a_run_goes_on_with_ray_or_without(tmp_path, whole):
-    source, expected = whole
-    for begin, go_on in ((on_ray, command), (command, on_ray)):
-        output = tmp_path / f"{begin.__name__}.jsonl"
-        run(begin(source, output))
-        lines = output.read_bytes().splitlines(keepends=True)
-        output.write_bytes(b"".join(lines[:150]) + lines[150][:20])  # as a kill leaves it
-        run(go_on(source, output, "--resume"))
-        assert by_id(output) == expected
-
-
 def actors():
     """The processes of the actors that run on this machine."""
     found = []
@@ -189,15 +163,6 @@ def test_too_few_cpus_are_an_error_and_no_wait(tmp_path, whole):
     assert "--actors 2 of 1000 CPUs each: 0 fit on machines with" in stderr
     stderr = run(command(whole[0], tmp_path / "b.jsonl", "--ray", "127.0.0.1:1"), status=2)
     assert "no cluster answers" in stderr
-
-
-def test_what_is_wrong_is_said_before_ray_begins(tmp_path, whole):
-    for more, says in (
-        (["--model", tmp_path / "none"], "there is no directory"),
-        (["--prompts", "A fox"], "--prompts can't be combined with --input"),
-        (["--resume", "--actors", "0"], "must be 1 or more"),
-    ):
-        assert says in run(on_ray(whole[0], tmp_path / "out.jsonl", *more), status=2)
 
 
 def test_control_c(tmp_path, whole):
