@@ -312,11 +312,12 @@ def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
     def what_it_does(disable):
         nonlocal library
         llm = stage.LLM(str(checkpoint), device="cpu", disable=disable, num_blocks=8)
-        done["linear"] = type(llm.engine.runner.model).__name__ == "FastGPT2"
-        if done["linear"]:
-            done["tiles"] = llm.engine.runner.model.kind.startswith("tiles")
-            library, llm.engine.runner.model.library = llm.engine.runner.model.library, Spy()
-        llm.generate([[1, 2, 3]], stage.SamplingParams(temperature=0, max_tokens=1))
+        model = llm.engine.runner.model
+        done["linear"] = type(model).__name__ == "FastGPT2"
+        done["tiles"] = done["linear"] and model.kind.startswith("tiles")
+        if name == "prefill":
+            library, model.library = model.library, Spy()
+            llm.generate([[1, 2, 3]], stage.SamplingParams(temperature=0, max_tokens=1))
         return done[name]
 
     library = None

@@ -20,7 +20,7 @@ SERVING = STAGES[3:]
 
 def actor(stage):
     options = {**vars(stage.part("config").EngineConfig()), "max_num_seqs": 8}
-    how = worker.How(Sampling(stage, max_tokens=8), None, Columns())
+    how = worker.How(Sampling(stage, max_tokens=8, temperature=0.8), None, Columns())
     return worker.Completer(stage.directory, options, how, 1, 1, 0)
 
 
