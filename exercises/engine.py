@@ -18,7 +18,7 @@ from .milestones import CONTRACT, MILESTONES, Milestone
 from .skeletons import read_record
 
 SECONDS = 120  # that a test may take
-NEEDED = ("pytest", "pytest_timeout", "transformers", "hypothesis", "httpx")  # by these tests
+NEEDED = ("pytest", "pytest_timeout", "transformers", "httpx")  # by these tests
 
 
 def stands_in_for(directory: Path, milestone: Milestone) -> Milestone:

@@ -52,9 +52,8 @@ WHOLE = [
     ("the whole engine", "invariance", "alone_shuffled_and_mixed seeds results_come_in_the_order_of_the_prompts"),
     ("the whole engine, and how requests end", "stops",
      "end_token ignore_eos min_tokens_holds_the_end_token_off end_token_in_the_prompt_ends_nothing "
-     "stop_text_across_tokens the_first_of_several_stop_texts stop_text_of_the_prompt_or_never_reached "
-     "min_tokens_passes_over_early_stop_texts stop_tokens stop_tokens_wait_for_min_tokens every_row_stops_for_itself "
-     "length_ends_at_the_context max_model_len no_tokens"),
+     "stop_text_across_tokens stop_text_of_the_prompt_or_never_reached stop_tokens every_row_stops_for_itself "
+     "length_ends_at_the_context no_tokens"),
     ("the whole engine, and a request that fails", "errors",
      "a_request_that_fails_alone_ends_alone a_model_that_gives_no_numbers_ends_its_requests_not_the_engine"),
     ("what is refused", "limits", "bad_prompts bad_prompt_lists bad_sampling_params unknown_engine_argument"),
@@ -66,8 +65,8 @@ STREAMS = [
 ]  # fmt: skip
 JOINING = [
     ("the whole engine", "continuous",
-     "arrivals_and_aborts_at_random_steps many_requests_through_eight_slots add_step_abort "
-     "a_prompt_that_leaves_room_for_one_token a_step_that_fails_late_loses_no_slot priority_needs_its_policy"),
+     "arrivals_and_aborts_at_random_steps many_requests_through_eight_slots a_step_that_fails_late_loses_no_slot "
+     "priority_needs_its_policy"),
 ]  # fmt: skip
 
 LINEAR = "exercises/kernel/test_linear"
@@ -183,10 +182,6 @@ MILESTONES = [
             ("engine.py: Engine.add, Engine.abort", "verbs", "an_abort"),
             ("engine.py: Engine.commit", "verbs", "commit"),
             ("engine.py: Engine.step", "verbs", "what_is_computed"),
-            ("scheduler.py: Scheduler.schedule", "continuous",
-             "prefills_of_new_requests_share_a_step a_request_joins_as_soon_as_one_leaves "
-             "a_long_prompt_is_cut_and_decodes_go_on "
-             "a_whole_prompt_takes_the_last_tokens_of_a_step"),
             *WHOLE,
             *JOINING,
             ("engine.py", "invariance", "batch_size_and_order_do_not_matter"),
@@ -217,16 +212,14 @@ MILESTONES = [
         }},
         parts=[
             ("block_manager.py", "block_manager", "blocks_are_taken_when_tokens_need_them"),
-            ("block_manager.py", "block_manager", "a_sequence_may_grow_into_the_last_block"),
             ("scheduler.py: Scheduler.schedule", "verbs", "the_four_steps_of_the_chapter"),
             ("scheduler.py: Scheduler._can_admit, Scheduler._admit", "verbs", "who_is_admitted"),
             ("scheduler.py: Scheduler._can_admit", "verbs", "admission_waits_for_blocks"),
             ("scheduler.py: Scheduler._reserve_blocks, Scheduler.preempt", "verbs",
              "the_last_in_rank_gives_its_blocks_back blocks_go_to_the_first_in_rank"),
             ("scheduler.py: Scheduler._reserve_blocks, Scheduler.preempt", "admission",
-             "a_preempted_request_is_back_with_its_old_rank "
-             "the_last_by_rank_is_preempted_although_it_was_admitted_first a_step_that_preempts_admits_nobody"),
-            ("scheduler.py", "admission", "none_overtakes_the_head_of_the_line nobody_starves random_runs"),
+             "a_step_that_preempts_admits_nobody"),
+            ("scheduler.py", "admission", "nobody_starves random_runs"),
             ("kv_cache.py: KVCache.write", "verbs", "write_puts_keys_into_blocks"),
             ("attention.py: paged_attention", "attention", "random_steps"),
             ("batch.py: Batch.of", "verbs", "batch_has_slots_from_the_tables"),
@@ -235,9 +228,7 @@ MILESTONES = [
             ("engine.py: Engine.check_fits", "paged", "a_request_that_can_never_fit"),
             *WHOLE,
             *JOINING,
-            ("block_manager.py, scheduler.py", "paged",
-             "arrivals_and_aborts_in_any_pool preempted_again_and_again "
-             "the_last_of_the_lowest_priority_is_preempted the_watermark"),
+            ("block_manager.py, scheduler.py", "paged", "arrivals_and_aborts_in_any_pool the_watermark"),
             *STREAMS,
         ],
     ),
@@ -248,23 +239,22 @@ MILESTONES = [
         },
         parts=[
             ("block_manager.py: BlockManager.cache_full_blocks, BlockManager._find_cached", "block_manager",
-             "a_prompt_finds_the_blocks_of_another one_token_is_left_to_compute "
-             "a_block_of_almost_the_same_tokens_is_another_block two_blocks_with_the_same_checksum "
+             "a_prefix_is_found_whoever_holds_it one_token_is_left_to_compute "
+             "a_block_of_almost_the_same_tokens_is_another_block "
              "the_same_tokens_after_another_prefix_are_another_block"),
             ("block_manager.py: BlockManager.free, BlockManager._pop_free", "block_manager",
              "what_can_not_be_found_goes_first least_recently_used_goes_first_and_tails_before_heads "
              "an_evicted_head_is_not_found_and_its_tail_is_never_mistaken"),
             ("block_manager.py", "block_manager",
-             "a_prefix_is_found_whoever_holds_it a_block_that_is_not_full_can_not_be_found found_blocks_are_counted "
-             "a_prefix_id_is_never_used_again a_sequence_may_grow_into_the_last_block"),
+             "a_block_that_is_not_full_can_not_be_found found_blocks_are_counted a_prefix_id_is_never_used_again"),
             ("scheduler.py: Scheduler._admit", "verbs", "what_was_found_is_counted_once"),
-            ("block_manager.py", "block_manager", "against_the_model against_the_model_at_random"),
+            ("block_manager.py", "block_manager", "against_the_model"),
             ("block_manager.py", "paged",
              "hits_between_requests_and_calls_and_within_a_step what_was_generated_is_found_too "
              "a_prompt_in_pieces_is_found_as_far_as_it_is_computed n_completions_share_their_prompt "
-             "the_preempted_are_back_before_those_that_came_later hits_under_pressure "
-             "a_failed_step_leaves_nothing_to_be_found how_many_tokens_may_be_found many_requests_lose_no_block"),
-            ("the whole engine", "admission", "random_runs the_tokens_are_the_same"),
+             "hits_under_pressure a_failed_step_leaves_nothing_to_be_found how_many_tokens_may_be_found "
+             "many_requests_lose_no_block"),
+            ("the whole engine", "admission", "random_runs"),
             ("the whole engine", "paged",
              "arrivals_and_aborts_in_any_pool completions_do_not_notice_each_other everything_at_once"),
         ],

@@ -13,8 +13,6 @@ from stage05_paged.config import POLICIES
 from stage05_paged.request import Request
 from stage05_paged.scheduler import Scheduler
 from stage05_paged.support.sampling_params import SamplingParams
-from tests.adapter import STAGES, random_prompts
-from tools.engines import traced
 
 pytestmark = pytest.mark.covers("scheduler.py", "policies.py", "block_manager.py")
 SIZE = 4  # tokens in a block
@@ -35,9 +33,9 @@ def make_request(number: int, prompt: list[int], max_tokens: int) -> Request:
 class Run:
     """A scheduler, and what it did: which requests were admitted in which step, and which were preempted."""
 
-    def __init__(self, num_blocks, policy="fcfs", at_once=64, caching=False, budget=10_000, watermark=0.0):
+    def __init__(self, num_blocks, policy, at_once=64, caching=False):
         manager = BlockManager(num_blocks, SIZE, caching)
-        self.scheduler = Scheduler(manager, at_once, budget, policy, watermark)
+        self.scheduler = Scheduler(manager, at_once, 10_000, policy, 0.0)
         self.admitted, self.preempted, self.step, self.number = {}, [], 0, 0
         self.live = []
 
@@ -70,34 +68,6 @@ class Run:
         while self.live:
             assert self.step < most
             self.go()
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_none_overtakes_the_head_of_the_line(policy):
-    """30 of 60 blocks are free and the first needs 40: the next, which fit, wait with it."""
-    run = Run(60, policy)
-    run.add(30, max_tokens=4)
-    run.go()
-    head, *others = run.add(40), run.add(41), run.add(41)
-    run.go(3)
-    assert len(run.admitted) == 1
-    run.finish()
-    assert run.admitted[head] == 4  # the step after the one that ran has ended
-    assert all(run.admitted[one] > 4 for one in others)
-
-
-def test_an_admission_leaves_the_watermark():
-    """Two blocks of ten, unless nobody runs."""
-    run = Run(10, watermark=0.2)
-    alone = run.add(10, max_tokens=1)
-    run.go()
-    first, fits, too_large = (run.add(blocks, max_tokens=1) for blocks in (2, 6, 9))
-    run.go(3)
-    assert run.admitted == {alone: 0, first: 1, fits: 1, too_large: 2}
-    run.add(2, max_tokens=1)
-    too_large = run.add(7, max_tokens=1)
-    run.go(2)
-    assert run.admitted[too_large] == 5
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -142,29 +112,6 @@ def test_random_runs(policy, seed):
     run.finish()
 
 
-def test_a_preempted_request_is_back_with_its_old_rank():
-    run = Run(5)
-    first, last = run.add(2), run.add(2)
-    rank = last.rank
-    run.go(2)
-    assert run.preempted == [(1, last)]
-    assert run.scheduler.waiting == [last]
-    assert last.rank == rank
-    assert (first.num_preemptions, last.num_preemptions) == (0, 1)
-    run.finish()
-
-
-def test_the_last_by_rank_is_preempted_although_it_was_admitted_first():
-    run = Run(7, "priority")
-    first = run.add(3, priority=1)
-    run.go()
-    urgent = run.add(3, priority=0)
-    run.go(2)
-    assert run.preempted == [(2, first)]
-    assert run.scheduler.running == [urgent]
-    run.finish()
-
-
 def test_a_step_that_preempts_admits_nobody():
     """The blocks of the preempted request would do for the first in the queue: it gets them in the next step."""
     run = Run(8, "priority")
@@ -176,48 +123,3 @@ def test_a_step_that_preempts_admits_nobody():
     assert run.preempted == [(1, last)]
     assert run.admitted[head] == 2
     run.finish()
-
-
-@pytest.mark.parametrize("stage", STAGES[4:], ids=str)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_tokens_are_the_same(stage, policy, small_checkpoint):
-    """Requests of all sizes, some with several completions, in a pool where the long ones wait."""
-    prompts = random_prompts(211, [40, 36, 5, 3, 44, 7, 2, 36, 4, 6])
-    params = [
-        stage.SamplingParams(n=1 + i % 3, max_tokens=6 + i, temperature=i % 2, seed=i, ignore_eos=True)
-        for i in range(len(prompts))
-    ]
-    roomy = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=32)
-    expected = [[c.token_ids for c in output.outputs] for output in roomy.generate(prompts, params)]
-    llm = traced(stage.stepper(small_checkpoint, block_size=4, num_blocks=16, max_num_seqs=16, policy=policy))
-    finished, waiting = {}, list(enumerate(prompts))
-    while waiting or llm.has_unfinished_requests():  # they come one by one, in every second step
-        if waiting and llm.stats.num_forwards >= 2 * waiting[0][0]:
-            i, prompt = waiting.pop(0)
-            llm.add_request(str(i), prompt, params[i])
-        finished |= {int(output.request_id): output for output in llm.step() if output.finished}
-        llm.engine.scheduler.check_integrity()
-    assert [[c.token_ids for c in finished[i].outputs] for i in range(len(prompts))] == expected
-    reasons = {event["reason"] for step in llm.trace for event in step.before if event["kind"] == "refused"}
-    assert "blocks" in reasons
-
-
-@pytest.mark.parametrize("damage", ["a block", "a request without", "a block without", "too many", "more than tokens"])
-def test_the_integrity_check_can_fail(damage):
-    run = Run(20, at_once=3, budget=20)
-    run.add(2)
-    run.add(2)
-    run.go()
-    scheduler = run.scheduler
-    if damage == "a block":
-        scheduler.block_manager.ref_counts[0] += 1
-    elif damage == "a request without":
-        scheduler.running.append(make_request(9, [1], 1))
-    elif damage == "a block without":
-        scheduler.running.pop()
-    elif damage == "too many":
-        scheduler.max_num_seqs = 1
-    else:
-        scheduler.max_num_batched_tokens = 1
-    with pytest.raises(RuntimeError):
-        scheduler.check_integrity()

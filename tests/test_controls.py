@@ -236,12 +236,6 @@ def test_the_end_token_in_the_text(stage):
 # --- Prompts and limits -----------------------------------------------------------------------------------------------
 
 
-def test_a_dict_is_no_prompt(stage):
-    for prompts in ({"prompt": PROMPT}, [{"prompt_token_ids": [1]}]):
-        with pytest.raises(ValueError, match="prompt 0: a prompt is a string or a list of token ids, got"):
-            stage.engine().generate(prompts)
-
-
 @pytest.mark.parametrize(
     ("most", "max_tokens", "kept"),
     [(5, 3, 5), (39, 3, 39), (-1, 3, 37), (-1, 1000, 39), (-1, 39, 1), (-1, 1, 39), (-1, 0, 40)],

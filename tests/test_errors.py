@@ -1,7 +1,6 @@
 """A request that fails by itself ends by itself, in every stage: its result says why, and the other requests, the
 engine, the server and the run go on."""
 
-import asyncio
 import json
 import math
 import threading
@@ -138,28 +137,6 @@ def test_of_several_completions_each_fails_by_itself(stage, small_checkpoint):
     assert llm.engine.block_manager.num_free == llm.engine.runner.num_blocks
 
 
-@pytest.mark.parametrize("stage", SERVING, ids=lambda stage: stage.directory)
-def test_in_the_background_callers_are_told_and_the_engine_goes_on(stage, small_checkpoint):
-    """Alone, twice at once, from threads and from coroutines."""
-    bad = stage.SamplingParams(max_tokens=4, logits_processors=[fails_after(1)], ignore_eos=True)
-    good = stage.SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
-    with stage.AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=2) as engine:
-        expected = engine.llm.generate([[1, 2]], good)[0].outputs
-        assert engine.llm.generate([[1, 2]], bad)[0].outputs[0].finish_reason == "error"
-        with in_threads(*[lambda: engine.llm.generate([[1, 2]], bad)] * 3) as results:
-            pass
-        assert [output.outputs[0].finish_reason for (output,) in results] == ["error"] * 3
-
-        async def reasons():
-            return [event.finish_reason async for event in engine.generate([1, 2], bad)]
-
-        async def main():
-            return await asyncio.gather(reasons(), reasons())
-
-        assert asyncio.run(main()) == [[None, "error"]] * 2
-        assert engine.llm.generate([[1, 2]], good)[0].outputs == expected
-
-
 CONTRADICTION = {"prompt": "Once", "max_tokens": 6, "allowed_token_ids": [257], "bad_words": ["a a"]}
 
 
@@ -219,41 +196,6 @@ def test_a_line_that_fails_is_an_error_and_the_run_goes_on(stage, tmp_path):
         assert output.read_bytes() == before
 
 
-@pytest.mark.parametrize("stage", SERVING, ids=lambda stage: stage.directory)
-def test_a_step_that_always_fails_ends_even_if_a_chunk_before_it_does_not(stage, small_checkpoint):
-    """The first part of a prompt goes through, and the second fails, which would repeat forever if nothing counted."""
-    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=4)
-    model, prompt = llm.engine.runner.model, [1, 2, 3, 4, 5, 6]
-    forward, calls = model.forward, []
-
-    def fails_at_the_end(batch, *arguments):
-        calls.append(len(batch.token_ids))
-        if len(batch.token_ids) == 2:
-            raise ArithmeticError("again")
-        return forward(batch, *arguments)
-
-    model.forward = fails_at_the_end
-    with pytest.raises(ArithmeticError, match="again"):
-        llm.generate([prompt])
-    assert calls == [4, 2] * 2
-    model.forward = forward
-    assert llm.generate([prompt], stage.SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids
-
-
-@pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
-def test_beams_of_a_model_that_gives_no_numbers(stage, small_checkpoint):
-    llm = stage.LLM(small_checkpoint, device="cpu")
-    model = llm.engine.runner.model
-    forward = model.forward
-    model.forward = lambda *arguments: forward(*arguments) * torch.nan
-    (completion,) = llm.beam_search([[1, 2, 3]], beam_width=2, max_tokens=4)[0].outputs
-    assert completion.finish_reason == "error"
-    assert "the model's logits are not finite" in completion.stop_reason
-    model.forward = forward
-    assert llm.beam_search([[1, 2, 3]], beam_width=2, max_tokens=4)[0].finished
-    assert llm.engine.block_manager.num_free == llm.engine.runner.num_blocks
-
-
 @pytest.mark.covers("request.py")
 def test_what_is_said_of_an_error(stage):
     """A ValueError is a sentence for users; any other error is shown with its name."""
@@ -278,47 +220,34 @@ def test_a_step_that_fails_takes_its_time_too(stage):
 
 @pytest.mark.covers("engine_loop.py")
 @pytest.mark.parametrize("stage", SERVING, ids=str)
-def test_a_second_failing_step_ends_only_those_that_were_in_it(stage, small_checkpoint):
-    """A request that comes during that step is done."""
-    llm, params = stage.LLM(small_checkpoint, device="cpu"), stage.SamplingParams(temperature=0, max_tokens=9)
-    expected, step, calls, late = llm.generate([[4, 5]], params), llm.engine.step, [], []
-    other = threading.Thread(target=lambda: late.extend(llm.generate([[4, 5]], params)))
-
-    def step_that_fails_twice():
-        calls.append(1)
-        if len(calls) == 2:
-            other.start()
-            wait_until(lambda: not llm.loop.commands.empty())
-        if len(calls) <= 2:
-            raise RuntimeError(f"step {len(calls)} fails")
-        return step()
-
-    llm.engine.step = step_that_fails_twice
-    with pytest.raises(RuntimeError, match="step 2 fails"):
-        llm.generate([[1, 2, 3]], params)
-    other.join(60)
-    assert [output.outputs[0].token_ids for output in late] == [expected[0].outputs[0].token_ids]
-
-
-@pytest.mark.covers("engine_loop.py")
-@pytest.mark.parametrize("stage", SERVING, ids=str)
-def test_who_waits_while_steps_fail_is_served(stage, small_checkpoint):
-    """With max_num_seqs 1, a request whose steps keep failing ends, and the next one runs."""
-    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=1)
+@pytest.mark.parametrize(
+    ("part", "fails", "comes_in", "max_num_seqs"),
+    [
+        ("step", lambda number: number <= 2, 2, 8),
+        ("forward", lambda _, batch: any(row.request.prompt_token_ids == [1, 2, 3] for row in batch.rows), 1, 1),
+    ],
+    ids=["two steps", "all steps of a request"],
+)
+def test_failing_steps_end_only_those_that_were_in_them(stage, small_checkpoint, part, fails, comes_in, max_num_seqs):
+    """A request that comes meanwhile is done, even if it has to wait for the place of the one that fails."""
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=max_num_seqs)
     params = stage.SamplingParams(temperature=0, max_tokens=9)
-    expected, forward, late = llm.generate([[4, 5]], params), llm.engine.runner.forward, []
+    expected, calls, late = llm.generate([[4, 5]], params), [], []
     other = threading.Thread(target=lambda: late.extend(llm.generate([[4, 5]], params)))
+    owner = llm.engine if part == "step" else llm.engine.runner
+    own = getattr(owner, part)
 
-    def forward_that_fails(batch):
-        if not other.ident:
+    def own_or_fail(*batch):
+        calls.append(1)
+        if len(calls) == comes_in:
             other.start()
             wait_until(lambda: not llm.loop.commands.empty())
-        if any(row.request.prompt_token_ids == [1, 2, 3] for row in batch.rows):
-            raise RuntimeError("no memory left")
-        return forward(batch)
+        if fails(len(calls), *batch):
+            raise RuntimeError(f"call {len(calls)} fails")
+        return own(*batch)
 
-    llm.engine.runner.forward = forward_that_fails
-    with pytest.raises(RuntimeError, match="no memory left"):
+    setattr(owner, part, own_or_fail)
+    with pytest.raises(RuntimeError, match="call 2 fails"):
         llm.generate([[1, 2, 3]], params)
     other.join(60)
     assert [output.outputs[0].token_ids for output in late] == [expected[0].outputs[0].token_ids]

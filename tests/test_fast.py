@@ -6,7 +6,6 @@ import gc
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from bench import ablation, profile
-from tests.adapter import ROOT, STAGES, cpu_flags, random_prompts, stages_that_change, write_checkpoint
+from tests.adapter import ROOT, STAGES, kernels_with, random_prompts, stages_that_change, write_checkpoint
 from tests.test_same_bits import Memory
 
 FAST = stages_that_change("fast_model.py", "kernels/forward.c")
@@ -295,10 +294,13 @@ def test_every_optimization_can_be_turned_off(stage, checkpoint, off):
 
 
 @about_the_model
-@pytest.mark.parametrize("name", ["linear", "prefill", "pages"])
+@pytest.mark.parametrize("name", ["linear", "tiles", "prefill", "pages"])
 def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
-    """What the engine does with it and without it. Tiles: `test_options_that_are_not_about_numbers`."""
+    """What the engine does with it and without it; with tiles, where there are some."""
     runner, done = stage.part("runner"), {}
+    if name == "tiles":
+        kernels = kernels_with(stage, "AMX")
+        monkeypatch.setattr(stage.part("kernels.c_kernel"), "load_kernel", lambda: kernels)
     KVCache = runner.KVCache
     monkeypatch.setattr(runner, "KVCache", lambda *a: done.update(pages=len(a) > 8 and a[8]) or KVCache(*a))
 
@@ -310,10 +312,12 @@ def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
     def what_it_does(disable):
         nonlocal library
         llm = stage.LLM(str(checkpoint), device="cpu", disable=disable, num_blocks=8)
-        done["linear"] = type(llm.engine.runner.model).__name__ == "FastGPT2"
-        if done["linear"]:
-            library, llm.engine.runner.model.library = llm.engine.runner.model.library, Spy()
-        llm.generate([[1, 2, 3]], stage.SamplingParams(temperature=0, max_tokens=1))
+        model = llm.engine.runner.model
+        done["linear"] = type(model).__name__ == "FastGPT2"
+        done["tiles"] = done["linear"] and model.kind.startswith("tiles")
+        if name == "prefill":
+            library, model.library = model.library, Spy()
+            llm.generate([[1, 2, 3]], stage.SamplingParams(temperature=0, max_tokens=1))
         return done[name]
 
     library = None
@@ -343,34 +347,6 @@ def test_16_bits_are_as_close_to_float32_as_with_torch(stage, checkpoint, dtype,
         logits[name] = torch.stack([recorded[str(i), 0] for i in range(len(prompts))])
     error = {name: (logits[name] - logits["float32"]).square().mean().sqrt() for name in ("torch", "fast")}
     assert error["fast"] <= 1.05 * error["torch"]
-
-
-@pytest.fixture(scope="module")
-def few_products(tmp_path_factory):
-    """Fewer products, for instructions in plain C, which take a hundred times as long."""
-    sizes = dict(vocab_size=211, n_positions=128, n_embd=128, n_layer=1, n_head=2)
-    return write_checkpoint(tmp_path_factory.mktemp("few"), **sizes)
-
-
-@about_the_model
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_options_that_are_not_about_numbers(stage, few_products, dtype, instructions):
-    """Which instructions multiply follows from the CPU and the dtype: not from how many requests run at once, say."""
-    checkpoint = few_products
-    prompts, memory, kinds = random_prompts(211, [1, 5, 3, 8, 18]), Memory(), set()
-    params = stage.SamplingParams(seed=3, max_tokens=3, ignore_eos=True)
-    options = [*(dict(max_num_seqs=count) for count in (1, 2, 3, 8)), dict(max_num_batched_tokens=7)]
-    options += [dict(num_blocks=20, block_size=4), dict(enable_prefix_caching=False)]
-    for more in options:
-        llm = memory.watch(stage.LLM(str(checkpoint), device="cpu", dtype=dtype, **more))
-        llm.generate(prompts, params)
-        kinds.add(llm.engine.runner.model.kind)
-    assert memory.happened["logits compared"] >= 15 * (len(options) - 1)
-    assert len(kinds) == 1
-    if instructions == "AMX":
-        assert kinds == {"tiles_bfloat16" if dtype == "bfloat16" else "tiles_split"}
-        llm = stage.LLM(str(checkpoint), device="cpu", dtype=dtype, disable=["tiles"], num_blocks=8)
-        assert llm.engine.runner.model.kind == ("dot_bfloat16" if dtype == "bfloat16" else "fma_float32")
 
 
 def test_tiles_and_torch_do_not_disturb_each_other(stage, checkpoint):
@@ -526,27 +502,6 @@ def test_the_profiled_step_is_the_engines(checkpoint):
         llm.generate(random_prompts(211, [60]), replace(params, prompt_logprobs=None))  # steps without any logits
     assert memory.happened["logits compared"] >= 6 * (len(LENGTHS) + 1)
     assert memory.happened["pieces"] > 0
-
-
-# --- Other CPUs -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.soak
-@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="instruction sets of x86-64")
-@pytest.mark.parametrize(("cpu", "needs"), [("x86-64-v2", "sse4_2"), ("x86-64-v3", "avx2"), ("x86-64-v4", "avx512vl")])
-def test_other_instruction_sets(stage, tmp_path, cpu, needs):
-    """The same tests with the kernels that older CPUs would get: SSE, AVX2, AVX-512 without more."""
-    if needs not in cpu_flags():
-        pytest.skip(f"this CPU has no {needs}")
-    chosen = (
-        "test_linear and (768 or 131) or layer_norm or written or turned_off and tiles "
-        f"or as_close_to or {stage.directory} and (dense_attention or random_steps) and not triton"
-    )
-    environment = {**os.environ, "STAGEWISE_MARCH": cpu, "XDG_CACHE_HOME": str(tmp_path)}
-    files = ["tests/test_fast.py", "tests/test_attention.py"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", chosen]
-    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert process.returncode == 0, process.stdout[-2000:]
 
 
 # --- Memory ---------------------------------------------------------------------------------------------------------

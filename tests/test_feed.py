@@ -98,12 +98,3 @@ async def test_a_completion_that_leaves_gives_its_seat_back():
         calls.tasks[-2].cancel()  # before `d` gives its seat away
         await calls.settle()
         assert calls.seats() == {"f": 1}
-
-
-async def test_more_seats_are_handed_out():
-    async with Calls(1) as calls:
-        await calls.start("a", 3)
-        calls.feed.num_seats = lambda: 4
-        calls.feed.hand_out()
-        await calls.settle()
-        assert calls.seats() == {"a": 3}

@@ -47,22 +47,6 @@ def test_reserved_and_used(small_checkpoint, max_num_seqs):
     assert llm.stats.kv_tokens_reserved == sum(reserved for reserved, _ in expected)
 
 
-def test_written_in_place():
-    """It is allocated once; `update` returns views of it, not copies; what was there stays."""
-    cache = stage.part("kv_cache").KVCache(2, 3, 4, 10, 8, torch.float32, torch.device("cpu"))
-    assert cache.data.shape == (2, 2, 3, 4, 10, 8)
-    assert cache.num_tokens == 30
-    first, second = torch.randn(2, 3, 4, 6, 8), torch.randn(2, 3, 4, 1, 8)
-    keys, values = cache.update(1, *first)
-    assert keys.data_ptr() == cache.data[1, 0].data_ptr()
-    assert torch.equal(keys, first[0])
-    cache.length = 6
-    keys, values = cache.update(1, *second)
-    assert keys.shape == (3, 4, 7, 8)
-    assert values.data_ptr() == cache.data[1, 1].data_ptr()
-    assert torch.equal(values, torch.cat([first[1], second[1]], dim=2))
-
-
 def test_a_cache_belongs_to_its_batch(small_checkpoint):
     """Two streams taken in turns: neither sees the other's keys and values."""
     prompts = random_prompts(211, [9, 4])
@@ -107,12 +91,6 @@ def test_a_request_that_can_never_fit(small_checkpoint):
     numbers = {int(number) for number in re.findall(r"\d+", str(error.value).replace(",", ""))}
     assert numbers >= {exact, exact - 1}, f"it needs {exact} bytes, the limit is {exact - 1}: {error.value}"
     assert llm.stats.num_forwards == 0
-
-
-@pytest.mark.parametrize("value", [0, -5, 1.5, "1GB"])
-def test_bad_kv_cache_bytes(value):
-    with pytest.raises(ValueError, match="kv_cache_bytes"):
-        stage.LLM(kv_cache_bytes=value)
 
 
 def test_half_of_a_gpus_free_memory(monkeypatch):

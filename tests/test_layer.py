@@ -34,11 +34,3 @@ def test_a_panel_has_the_weights_of_32_outputs_side_by_side(steps):
     assert torch.equal(panels, weight.reshape(2, 32, 3).transpose(1, 2))
     with pytest.raises(ValueError, match="multiple of 32, got 33"):
         layer.packed(steps, torch.zeros(33, 3))
-
-
-def test_the_table_counts_each_weight_once():
-    numbers = layer.IN * layer.OUT * layer.LAYERS
-    seconds = {str(rows): [numbers / 1e9] for rows in layer.TOKENS}  # a billion weights a second
-    machine = {"device": "A", "threads": 2, "cores": 2, "torch": "2"}
-    result = {"rounds": {"plain": seconds}, "machine": machine, "command": "x"}
-    assert "| plain | 4.0 | 16.0 | 128.0 |" in layer.table(result)

@@ -181,6 +181,8 @@ def test_bad_prompt_lists(stage):
     llm = stage.engine()
     with pytest.raises(ValueError, match="prompt 0"):  # a prompt of token ids that was not put into a list
         llm.generate([464, 2068])
+    with pytest.raises(ValueError, match="prompt 0: a prompt is a string or a list of token ids, got"):
+        llm.generate({"prompt": "x"})
     with pytest.raises(ValueError, match="2 prompts but 3 sampling_params"):
         llm.generate(["a", "b"], [stage.SamplingParams()] * 3)
     with pytest.raises(ValueError, match="prompt 1: sampling_params must be SamplingParams"):

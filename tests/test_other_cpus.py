@@ -78,15 +78,12 @@ NEEDS = {"x86-64-v4": {"avx512f", "avx512bw", "avx512vl"}, "x86-64-v3": {"avx2",
 )
 @pytest.mark.parametrize("kernels", [pytest.param(SIX, marks=pytest.mark.soak), INT8], ids=str)
 @pytest.mark.parametrize("optimize", ["-O1", pytest.param("-O3", marks=pytest.mark.soak)])
-def test_on_this_cpu(tmp_path, kernels, march, optimize, request):
+def test_on_this_cpu(tmp_path, kernels, march, optimize):
     """With all of its instructions, and with fewer. The compiler takes three times as long to optimize everything."""
     if needed := NEEDS.get(march, set()) - cpu_flags():
         pytest.skip(f"this CPU has no {', '.join(sorted(needed))}")
     flags = [optimize, *([f"-march={march}"] if march and platform.machine() == "x86_64" else [])]
-    if (kernels, march, optimize) == (INT8, "native", "-O1"):
-        program = link(request.getfixturevalue("objects").glob("*.o"), tmp_path)
-    else:
-        program = build(tmp_path, kernels, os.environ.get("CC") or "cc", "-fopenmp", *flags)
+    program = build(tmp_path, kernels, os.environ.get("CC") or "cc", "-fopenmp", *flags)
     checked, missing = check(kernels, program)
     assert {"fma_float32", "fma_bfloat16", *(["pairs_int8"] if kernels is INT8 else [])} <= checked
     if march != "native" and platform.machine() == "x86_64":
@@ -128,113 +125,6 @@ def test_tiles_that_add_in_another_order(tmp_path):
     assert other != EMULATED.read_text()
     (tmp_path / "other.h").write_text(other)
     check(INT8, build(tmp_path, INT8, "cc", "-fopenmp", "-march=native", "-include", str(tmp_path / "other.h")))
-
-
-# What is wrong in the kernels, and the line of the program that has to tell it: something for each of its lines.
-WRONG = {
-    "one input of each product is left out": (
-        "product.c",
-        "k = round_up(end, panel_format(kind) == INT8 ? 2 * PAD_INPUTS : PAD_INPUTS);",
-        "k = round_up(end, panel_format(kind) == INT8 ? 2 * PAD_INPUTS : PAD_INPUTS) - 4;",
-        "linear layer fma_float32",
-    ),
-    "a single row adds in another way": (
-        "product.c",
-        "sum[0][v] = multiply_add(sum[0][v], activation, WEIGHTS(v));",
-        "sum[0][v] = multiply_add(sum[0][v] + 0.5f, activation, WEIGHTS(v)) - 0.5f;",
-        "bits of a linear layer fma_float32",
-    ),
-    "rows take turns in a layer norm": (
-        "layer_norm.c",
-        "const float mean = sum_of(sums) / (float)n_embd;",
-        "const float mean = sum_of(sums) / (float)n_embd + (t % 2 ? 1e-6f : 0);",
-        "bits of a layer norm",
-    ),
-    "values of decodes are added from behind": (
-        "attention.c",
-        "for (int j = 0; j < count && kind != DOT_BFLOAT16; j++)",
-        "for (int j = count - 1; j >= 0 && kind != DOT_BFLOAT16; j--)",
-        "bits of attention bfloat16, fma_float32",
-    ),
-    "a sum of weights depends on the other queries": (
-        "prefill_attention.c",
-        "return sum_of(sum);",
-        "return sum_of(sum) * (padded % 64 ? 1 : 1.000001f);",
-        "bits of attention float32, fma_float32",
-    ),
-    "a row has its neighbor's scale": (
-        "linear.c",
-        "scaled(value, scale_of(x, row + r), w, column + c)",
-        "scaled(value, scale_of(x, row + (r ^ 1)), w, column + c)",
-        "linear layer pairs_int8",
-    ),
-    "what was added to the weights is not taken away": (
-        "linear.c",
-        "(ivec)sum - row->sum * offset_of((int)w->kind)",
-        "(ivec)sum",
-        "sums of integers dot_int8",
-    ),
-    "a sum goes through 16 bits": (
-        "product.c",
-        "INLINE void pairs_int8(",
-        "#define add_pairs(sum, x, w) ((vec)((ivec)add_pairs(sum, x, w) << 16 >> 16))\nINLINE void pairs_int8(",
-        "sums of integers pairs_int8",
-    ),
-    "numbers are rounded to other units than said": (
-        "quantize.c",
-        "splat(per_unit)",
-        "splat(0.99f * per_unit)",
-        "integers of 8 bits",
-    ),
-    "a row's units depend on the one before": (
-        "quantize.c",
-        "const float largest = largest_of(magnitude)",
-        "const float largest = largest_of(magnitude) * (r % 2 ? 1.01f : 1)",
-        "bits of integers of 8 bits",
-    ),
-    "a token is read from where another one lies": (
-        "quantize.c",
-        "token % PANEL",
-        "(token ^ 1) % PANEL",
-        "embedding pairs_int8",
-    ),
-}
-
-
-QUICKLY = [os.environ.get("CC") or "cc", "-fopenmp", *flags(INT8), "-O1"]
-QUICKLY += ["-march=native"] if platform.machine() == "x86_64" else []
-
-
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory):
-    """The program's files, compiled quickly."""
-    directory = tmp_path_factory.mktemp("objects")
-    compiled(*QUICKLY, "-c", *sources(INT8), directory=directory)
-    return directory
-
-
-def link(files, directory: Path) -> Path:
-    """Make the program from these files: objects, and sources that are still to be compiled."""
-    compiled(*QUICKLY, *files, "-lm", "-o", "check", directory=directory)
-    return directory / "check"
-
-
-# Each takes two seconds: `make test` shows that one is told.
-SOME = ("rows take turns in a layer norm",)
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.soak] * (name not in SOME)) for name in WRONG])
-def test_what_is_wrong_is_told(objects, tmp_path, name):
-    file, right, wrong, line = WRONG[name]
-    if line.endswith("dot_int8") and not INT8.part("kernels.c_kernel").has_kind("dot_int8"):
-        pytest.skip("this CPU has no dot_int8")
-    source = (ROOT / INT8.directory / "kernels" / file).read_text()
-    assert source.count(right) == 1
-    (tmp_path / file).write_text(source.replace(right, wrong))
-    others = [one for one in objects.glob("*.o") if one.stem != Path(file).stem]
-    ran = run(link([tmp_path / file, *others], tmp_path))
-    assert ran.returncode > 0
-    assert f"WRONG {line}" in ran.stdout
 
 
 @pytest.mark.covers("support/compiler.py")

@@ -17,7 +17,7 @@ from tests import made_traces
 from tests.adapter import ROOT, refusal
 
 
-@pytest.fixture(params=[kind for kind in made_traces.RUNS if kind != "drafts"])  # these are in test_speculative.py
+@pytest.fixture(params=made_traces.RUNS)
 def trace(request):
     return Trace(request.param, *made_traces.run_of(*made_traces.RUNS[request.param]))
 
@@ -127,6 +127,14 @@ def test_two_runs_in_one_file(tmp_path):
 # --- States ---------------------------------------------------------------------------------------------------------
 
 
+def drafts_of(row):
+    return row.get("drafts", [])
+
+
+def accepted_of(row):
+    return drafts_of(row)[: row.get("num_accepted", 0)]
+
+
 def test_states_agree_with_the_trace(trace):
     """The states follow from the events, whereas the numbers in the steps were counted by the engine."""
     for state, step in zip(states(trace), trace.steps, strict=True):
@@ -140,15 +148,23 @@ def test_states_agree_with_the_trace(trace):
             tables = [block for table in seen["tables"].values() for block in table]
             assert step["num_blocks_saved"] == len(tables) - len(held)
             size = trace.header["options"]["block_size"]
+            accepted = {f"{row['request_id']}/{row['index']}": accepted_of(row) for row in step["rows"]}
             for key in seen["running"]:  # what a table leads to is the sequence, as far as it is computed
                 found = [token for block in seen["tables"][key] for token in seen["contents"][str(block)]]
-                assert found[: seen["num_computed"][key]] == seen["tokens"][key][: seen["num_computed"][key]]
+                sequence = seen["tokens"][key] + accepted.get(key, [])  # no token of a refused guess
+                assert found == sequence[: seen["num_computed"][key]]
                 assert all(len(seen["contents"][str(block)]) <= size for block in seen["tables"][key])
+        tokens = [event for event in step["after"] if event["kind"] == "token"]
+        for row in filter(drafts_of, step["rows"]):
+            new = [event["token_id"] for event in tokens if event["request_id"] == row["request_id"]]
+            assert new[:-1] == accepted_of(row)
     counts = state.counts
     assert counts["output"] == sum(len(completion.output) for completion in state.completions.values())
     assert {completion.status for completion in state.completions.values()} == {"finished"}
     rows = [row for step in trace.steps for row in step["rows"]]
-    assert counts["useful"] + counts["recomputed"] == sum(row["num_tokens"] for row in rows)
+    guessed, right = (sum(len(of(row)) for row in rows) for of in (drafts_of, accepted_of))
+    assert counts["refused"] == guessed - right
+    assert counts["useful"] + counts["recomputed"] == sum(row["num_tokens"] for row in rows) + right
     assert counts["padding"] + counts["carried"] == sum(row["num_padding"] for row in rows)
 
 

@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bench import bits
-from tests.adapter import STAGES, random_prompts, write_checkpoint
+from tests.adapter import random_prompts, write_checkpoint
 
 pytestmark = pytest.mark.covers("runner.py", "fast_model.py")
+NUMBERS = range(6, 9)  # of the stages that this runs on, see conftest.py
 SIZES = {
     "3 heads of 16": dict(n_layer=1, n_head=3, n_embd=48, n_positions=48, vocab_size=97, n_inner=100),
     "17 positions": dict(n_layer=2, n_head=1, n_embd=24, n_positions=17, vocab_size=31),
@@ -27,11 +28,6 @@ SIZES = {
 DTYPES = ["float32", "bfloat16", "float16"]
 OTHERS = ["AMX", *(["x86-64-v3"] if platform.machine() == "x86_64" else [])]  # instructions than this CPU's
 SCHEDULES = [1, pytest.param(80, marks=pytest.mark.soak)]
-
-
-@pytest.fixture(params=[stage for stage in STAGES if stage.number >= 6], ids=lambda stage: stage.directory)
-def stage(request):
-    return request.param
 
 
 @pytest.fixture(scope="module")

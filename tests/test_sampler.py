@@ -1,10 +1,8 @@
 """The sampler against Hugging Face's logits processors, against exact distributions, and against itself."""
 
-import ctypes
 import math
 import platform
 import random
-import subprocess
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tests.adapter import ROOT, STAGES, cpu_flags
+from tests.adapter import STAGES, cpu_flags, kernels_with
 
 FAST = [stage for stage in STAGES if stage.number >= 6]
 pytestmark = pytest.mark.covers("sampler.py", "kernels/c_sampler.py", "support/logprobs.py", "support/philox.py")
@@ -205,13 +203,6 @@ def test_philox_known_answers(stage):
         assert " ".join(f"{int(word):08x}" for word in philox(seed, counter, stream)) == expected
     assert stage.part("philox").uniform(5, 3) == 0.6700757813391282  # as ever: a seed repeats a run of years ago
     assert stage.part("philox").derive_seed(5, 3) == 10469589261668989404
-
-
-def test_unseeded_requests_get_seeds_of_their_own(stage):
-    derive_seed = stage.part("philox").derive_seed
-    seeds = {derive_seed(engine_seed, number) for engine_seed in range(20) for number in range(200)}
-    assert len(seeds) == 4000
-    assert all(0 <= seed < 2**64 for seed in seeds)
 
 
 def test_logits_that_are_not_finite_are_an_error(stage):
@@ -403,24 +394,12 @@ def test_the_kernel_and_the_number_of_threads(stage, any_threads):
 
 @pytest.mark.parametrize("march", ["x86-64", "x86-64-v3"])
 @pytest.mark.parametrize("stage", FAST[:1], ids=str)
-def test_the_kernel_with_narrower_vectors(stage, march, tmp_path, monkeypatch):
+def test_the_kernel_with_narrower_vectors(stage, march, monkeypatch):
     """The same tokens with SSE's vectors and with AVX2's (or NEON's), in place of this CPU's widest."""
-    kernels, flags = ROOT / stage.directory / "kernels", [f"-march={march}"] if platform.machine() == "x86_64" else []
-    if march == "x86-64-v3" and flags and not {"avx2", "fma"} <= cpu_flags():
+    if march == "x86-64-v3" and platform.machine() == "x86_64" and not {"avx2", "fma"} <= cpu_flags():
         pytest.skip("this CPU has no AVX2")
-    alone = "void run(SampledRow *rows, int64_t n, int64_t size, char *m, int t)"
-    (tmp_path / "run.c").write_text(
-        f'#include "kernels.h"\n{alone} {{ PARALLEL(t, sample_rows(team, rows, n, size, m);); }}\n'
-    )
-    command = ["cc", "-O2", *flags, "-shared", "-fPIC", "-fopenmp", "-I", kernels, tmp_path / "run.c"]
-    command += [kernels / "sampler.c", kernels / "team.c", "-lm", "-o", tmp_path / "sampler.so"]
-    subprocess.run(list(map(str, command)), check=True)
-    library = ctypes.CDLL(str(tmp_path / "sampler.so"))
-    own = stage.part("kernels.c_kernel").load_kernel()
-    library.run.argtypes, library.run.restype = own.sample_rows.argtypes, None
-    library.sampler_bytes.argtypes, library.sampler_bytes.restype = [ctypes.c_int64], ctypes.c_int64
-    library.sample_rows = library.run
-    monkeypatch.setattr(stage.part("kernels.c_sampler"), "load_kernel", lambda: library)
+    kernels = kernels_with(stage, march)
+    monkeypatch.setattr(stage.part("kernels.c_sampler"), "load_kernel", lambda: kernels)
     for seed in range(12):
         check_draws(stage, 32, seed)
 

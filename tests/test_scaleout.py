@@ -18,58 +18,61 @@ from tests.test_batch_file import by_id, read_results, write_input
 SERVING = STAGES[3:]
 
 
-def actor(stage, columns=Columns(), **options):  # noqa: B008 (it is frozen)
-    options = {**vars(stage.part("config").EngineConfig()), "max_num_seqs": 8, **options}
-    params = Sampling(stage, max_tokens=8, temperature=0.8)
-    return worker.Completer(stage.directory, options, worker.How(params, columns), 1, 1, 0)
+def actor(stage):
+    options = {**vars(stage.part("config").EngineConfig()), "max_num_seqs": 8}
+    how = worker.How(Sampling(stage, max_tokens=8, temperature=0.8), Columns())
+    return worker.Completer(stage.directory, options, how, 1, 1, 0)
 
 
-def batches(path, column="id", size=8):
+def batches(path, size=8):
     rows = []
     for place, raw in enumerate(path.read_bytes().splitlines()):
-        name = json.loads(raw).get(column, f"line-{place + 1}")
+        name = json.loads(raw).get("id", f"line-{place + 1}")
         rows.append({"place": place, "number": place + 1, "raw": raw, "id": json.dumps(name)})
     some = [rows[i : i + size] for i in range(0, len(rows), size)]
     return [{column: [row[column] for row in part] for column in rows[0]} for part in some]
 
 
-def answered(actor, batches):
-    return by_id([json.loads(line) for batch in batches for line in actor(batch)["result"]])
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """What Ray does with `--ray auto` is done here, without Ray."""
+
+    def completed(package, rows, options, how, cluster):
+        own = worker.Completer(package, {**options, "max_num_seqs": 8}, how, 1, 1, 0)
+        return zip(*own({name: [row[name] for row in rows] for name in rows[0]}).values(), strict=True)
+
+    monkeypatch.setattr(driver, "completed", completed)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(__spec__=True))  # it is not called
 
 
 def test_an_actor_answers_as_a_batch_run_does(tmp_path):
     stage, source, output = STAGES[3], tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_input(source, 20)
     assert stage.main("--input", source, "--output", output, "--max-tokens", 8, "--quiet")[0] == 0
-    assert answered(actor(stage), batches(source)) == by_id(read_results(output))
+    own = actor(stage)
+    answers = [json.loads(line) for batch in batches(source) for line in own(batch)["result"]]
+    assert by_id(answers) == by_id(read_results(output))
 
 
-def test_an_actor_with_columns_of_other_names(tmp_path):
+def test_columns_of_other_names(tmp_path, in_this_process):
     """The same flags give the same answers, including a line that is scored and one without the column."""
-    stage, source, output = STAGES[4], tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    stage, source, output, alone = STAGES[4], *(tmp_path / f"{name}.jsonl" for name in ("in", "out", "alone"))
     lines = [{"question": f"A fox named {name}", "key": f"k{name}"} for name in ("Tom", "Ann", "Otto")]
     lines += [{"question": "A fox", "key": "scored", "score": True, "continuation": " runs"}, {"key": "none"}]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     flags = ["--prompt-column", "question", "--id-column", "key", "--max-tokens", 8, "--quiet"]
-    assert stage.main("--input", source, "--output", output, *flags)[0] == 1
-    expected = by_id(read_results(output))
-    assert answered(actor(stage, Columns("question", "key")), batches(source, "key")) == expected
+    assert stage.main("--input", source, "--output", alone, *flags)[0] == 1
+    assert stage.main("--input", source, "--output", output, *flags, "--ray", "auto")[0] == 1
+    expected = by_id(read_results(alone))
+    assert by_id(read_results(output)) == expected
     assert sum("text" in one for one in expected) == 3
 
 
 @pytest.mark.parametrize("ray", [(True, False), (False, True)], ids=["begun on a cluster", "begun on one machine"])
-def test_a_run_goes_on_with_ray_or_without(tmp_path, monkeypatch, ray):
+def test_a_run_goes_on_with_ray_or_without(tmp_path, in_this_process, ray):
     """The driver has no engine, so its manifest can't say how the actors compute."""
     stage, output = STAGES[4], tmp_path / "out.jsonl"
     write_input(tmp_path / "in.jsonl", 10)
-
-    def completed(package, rows, options, how, cluster):
-        """As Ray does it, but in this process."""
-        own = worker.Completer(package, {**options, "max_num_seqs": 8}, how, 1, 1, 0)
-        return zip(*own({name: [row[name] for row in rows] for name in rows[0]}).values(), strict=True)
-
-    monkeypatch.setattr(driver, "completed", completed)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(__spec__=True))  # it is not called
     flags = ["--input", tmp_path / "in.jsonl", "--output", output, "--max-tokens", 8, "--quiet"]
     begin, go_on = ([*flags, "--ray", "auto"] if by_ray else flags for by_ray in ray)
     assert stage.main(*begin) == (0, "", "")
@@ -142,12 +145,17 @@ def test_a_machine_without_the_model():
         worker.look_at_model("stage05_paged", {"model": "/not/there", "tokenizer": None})
 
 
-def test_what_can_not_run_on_a_cluster(tmp_path):
+def test_what_can_not_run_on_a_cluster(tmp_path, in_this_process):
+    """It is said before Ray begins."""
+    write_input(tmp_path / "in.jsonl", 1)
+    files = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"]
     assert "unrecognized arguments: --ray; --ray exists in" in STAGES[2].main("--ray", "auto")[2]
     for arguments, says in (
         (["--prompts", "a"], "--ray needs --input"),
         (["--input", "a"], "--input needs --output"),
         (["--interactive"], "--ray needs --input"),
+        ([*files, "--actors", "0"], "must be 1 or more, got 0"),
+        ([*files, "--model", tmp_path / "none"], "there is no directory"),
     ):
         status, _, stderr = STAGES[3].main("--ray", "auto", *arguments)
         assert status == 2

@@ -12,14 +12,9 @@ import torch
 from tests.adapter import STAGES, random_prompts, unfinished
 
 pytestmark = pytest.mark.covers("support/scoring.py", "engine.py", "scheduler.py", "batch.py", "request.py")
-SERVING = [stage for stage in STAGES if stage.number >= 4]
+NUMBERS = range(4, 9)  # of the stages that this runs on, see conftest.py
 LENGTHS = [1, 2, 17, 40, 5]
 PROMPTS = random_prompts(211, LENGTHS)
-
-
-@pytest.fixture(params=SERVING, ids=lambda stage: stage.directory)
-def stage(request):
-    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +109,7 @@ def test_what_is_refused(stage, small_checkpoint):
     assert llm.stats.num_forwards == 0
 
 
-@pytest.mark.parametrize("stage", SERVING[1:], ids=lambda stage: stage.directory)
+@pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
 def test_in_a_pool_that_is_too_small(stage, small_checkpoint, reference):
     """Preempted in the middle of a prompt, and again; several completions of a prompt that is scored."""
     llm = stage.LLM(small_checkpoint, device="cpu", num_blocks=28, block_size=2, max_num_batched_tokens=5)
@@ -125,7 +120,7 @@ def test_in_a_pool_that_is_too_small(stage, small_checkpoint, reference):
     llm.engine.scheduler.check_integrity()
 
 
-@pytest.mark.parametrize("stage", SERVING[1:], ids=lambda stage: stage.directory)
+@pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
 def test_it_fills_the_prefix_cache_but_does_not_read_it(stage, small_checkpoint, reference):
     llm = stage.LLM(small_checkpoint, device="cpu", block_size=4)
     scored = stage.SamplingParams(max_tokens=1, prompt_logprobs=0)
@@ -262,6 +257,6 @@ def test_a_scored_prompt_is_cut_like_any_other(stage, small_checkpoint, referenc
 
 def test_the_command_line():
     arguments = ["--prompts", "Once upon a time", "--json", "--quiet", "--prompt-logprobs", 1, "--max-tokens", 0]
-    status, stdout, stderr = SERVING[0].main(*arguments)
+    status, stdout, stderr = STAGES[3].main(*arguments)
     assert (status, stderr) == (0, "")
     assert '"prompt_logprobs": [null, {' in stdout

@@ -370,34 +370,11 @@ def test_tokens_that_are_parts_of_characters_have_names_of_their_own(small):
         assert len(top) in (20, 21)  # nobody's name hides another's
 
 
-CONTROLS = {  # fields of the request, and what the engine is asked for the same answer
-    "ids of logit_bias are texts in JSON": ({"logit_bias": {"7": 100, "9": -3.5}}, {"logit_bias": {7: 100, 9: -3.5}}),
-    "allowed_token_ids": ({"allowed_token_ids": [20, 21, 22]}, {"allowed_token_ids": [20, 21, 22]}),
-    "the last tokens": ({"truncate_prompt_tokens": 2}, {"prompt": [3, 4]}),
-}
-
-
-@pytest.mark.parametrize("name", CONTROLS)
-def test_controls_through_http(tales, name):
-    (asked, how), common = CONTROLS[name], {"max_tokens": 6, "seed": 1}
-    how = {"prompt": [1, 2, 3, 4], **how}
-    prompt = how.pop("prompt")
-    ((expected,),) = (output.outputs for output in generate(tales, [prompt], **common, **how))
-    whole = complete(tales, prompt=[1, 2, 3, 4], return_token_ids=True, **common, **asked)
-    (choice,) = whole["choices"]
-    assert (choice["prompt_token_ids"], choice["token_ids"]) == (prompt, expected.token_ids)
-    assert whole["usage"]["prompt_tokens"] == len(prompt)
-
-
-def test_texts_that_end_an_answer_or_may_not_be_in_it(tales):
-    fields = {"prompt": "Once", "max_tokens": 20, "temperature": 0}
-    text = complete(tales, **fields)["choices"][0]["text"]
-    stop, word = text[9:12], text.split()[2]
-    how = {**fields, "stop": [stop], "include_stop_str_in_output": True}
-    (choice,) = complete(tales, **how)["choices"]
-    assert choice["text"] == text[: text.index(stop) + 3]
-    assert join(stream(tales, **how)) == [choice]
-    assert word not in complete(tales, **fields, bad_words=[word])["choices"][0]["text"]
+def test_a_prompt_is_cut_at_its_beginning(tales):
+    """An echo is of what is left."""
+    fields = {"prompt": [1, 2, 3, 4], "max_tokens": 1, "return_token_ids": True}
+    whole = complete(tales, **fields, truncate_prompt_tokens=2)
+    assert (whole["choices"][0]["prompt_token_ids"], whole["usage"]["prompt_tokens"]) == ([3, 4], 2)
     echoed = complete(tales, prompt="Once upon a time", truncate_prompt_tokens=2, echo=True, max_tokens=1)
     assert echoed["choices"][0]["text"].startswith(" a time")
 

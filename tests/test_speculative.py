@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import json
 import random
 import re
 import time
@@ -14,21 +13,14 @@ import torch
 
 from stagewise import allowed_token_ids, logit_bias, sampling_params
 from stagewise.cli import main
-from stagewise.replay.state import states
-from stagewise.trace_file import Trace, check_step, lines_of
 from tests.adapter import STAGES, TINYTALES, random_prompts
 from tests.test_serving import ask, serving, stream
 
 pytestmark = pytest.mark.covers("speculator.py", "draft_planner.py", "drafters.py")
-SPECULATIVE = [stage for stage in STAGES if stage.number >= 7]
+NUMBERS = range(7, 9)  # of the stages that this runs on, see conftest.py
 SIX = next(stage for stage in STAGES if stage.number == 6)
 DRAFT = "tinytales-draft"
 HAS_KERNELS = SIX.part("attention").pick_backend("auto", torch.device("cpu"), 64)[0] == "c"
-
-
-@pytest.fixture(params=SPECULATIVE, ids=str)
-def stage(request):
-    return request.param
 
 
 class Guesser:
@@ -582,22 +574,6 @@ def test_auto_knows_who_has_guesses(stage, small_checkpoint, monkeypatch):
     assert 1 <= len(drafts[requests[2]]) < min(shared.values())
 
 
-@pytest.mark.parametrize(("num_places", "numbers"), [(9, (3, 1)), (2, (2, 2))])
-def test_drafts_take_what_is_left_of_a_step(stage, small_checkpoint, monkeypatch, num_places, numbers):
-    """What is left of its tokens and of the blocks. Only decoding requests get drafts."""
-    speculator = engine_with(stage, small_checkpoint, lambda _, count: [7] * count, num_drafts=3).engine.speculator
-    monkeypatch.setattr(speculator, "max_num_batched_tokens", 8)
-    monkeypatch.setattr(speculator.block_manager, "extend", lambda request, number, reserve: min(number, num_places))
-    first, begins, goes_on, last = requests_of(stage, 4)
-    begins.output_token_ids.clear()
-    rows = [SimpleNamespace(request=one, num_tokens=1, ready=one is not goes_on) for one in (first, begins, goes_on)]
-    rows.append(SimpleNamespace(request=last, num_tokens=1, ready=True))
-    assert speculator.draft(rows) == {first: [7] * numbers[0], last: [7] * numbers[1]}
-    assert speculator.draft(rows[1:3]) == {}
-    for draft, kept in (([0, 210], 2), ([5, 211, 5], 1), ([-1, 5], 0)):
-        assert speculator.truncate_at_eos(first, draft) == draft[:kept]
-
-
 def test_what_was_tried_in_vain_is_tried_again(stage, small_checkpoint):
     """When guesses have been wrong for long, none are made; after a while there is another try, but not many."""
     prompts = random_prompts(211, [5])
@@ -832,40 +808,6 @@ def test_the_closing_line(stage, capsys, speculate):
         drafted, accepted = re.search(r"drafted: +(\d+) tokens, (\d+) accepted \(\d+%\)", said).groups()
         assert int(drafted) > int(accepted) > 3
         assert re.search(r"tokens a step: +\d\.\d where there were drafts \(\d+ times\)", said)
-
-
-def test_the_replay_knows_what_was_guessed(stage, small_checkpoint):
-    """Accepted tokens are in the sequence and in the blocks, refused ones in neither; and the page's own counts."""
-    prompts = random_prompts(211, [5, 3])
-    params = stage.SamplingParams(temperature=1, seed=4, max_tokens=20, ignore_eos=True)
-    expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
-    guess = GUESSES["right and then wrong"](oracle(expected, prompts))
-    llm = engine_with(stage, small_checkpoint, guess, make="traced", block_size=4)
-    llm.generate(prompts, params)
-    lines = json.loads(json.dumps(list(lines_of(llm.traced))))
-    trace, seen = Trace("made", lines[0], lines[1:]), 0
-    for line in lines[1:]:
-        check_step(line, line["step"])
-    for state, step in zip(states(trace), trace.steps, strict=True):
-        for key, row in state.rows.items():
-            completion = state.completions[key]
-            drafts, accepted = row.get("drafts", []), row.get("num_accepted", 0)
-            sequence = [*completion.tokens, *drafts[:accepted]]
-            assert completion.num_computed == row["start"] + row["num_tokens"] + accepted
-            for i, block in enumerate(row["blocks"]):
-                tokens, _ = state.contents[block]
-                assert list(tokens) == sequence[4 * i : min(4 * i + 4, completion.num_computed)]
-            new = [
-                event["token_id"]
-                for event in step["after"]
-                if event["kind"] == "token" and event["request_id"] == key[0]
-            ]
-            assert new[:-1] == drafts[:accepted]
-            seen += bool(drafts)
-    stats = llm.stats
-    assert seen == stats.num_drafts > 5
-    assert state.counts["refused"] == stats.num_draft_tokens - stats.num_accepted_tokens > 0
-    assert state.counts["useful"] + state.counts["refused"] == stats.num_tokens_computed
 
 
 def test_the_servers_metrics(stage):

@@ -39,6 +39,7 @@ def test_the_front_page_shows_the_loops_as_they_are():
 
 
 def test_a_stage_imports_nothing_of_its_neighbors(stage):
+    """And the scheduler, which is plain Python, no tensors."""
     ours = (
         {s.directory for s in STAGES}
         | {s.command for s in STAGES}
@@ -54,7 +55,8 @@ def test_a_stage_imports_nothing_of_its_neighbors(stage):
             elif isinstance(node, ast.ImportFrom):
                 depth = len(path.relative_to(ROOT / stage.directory).parents)
                 assert node.level <= depth, f"{path} reaches outside its stage"
-            assert not ours & {name.split(".")[0] for name in names}, path
+            forbidden = ours | ({"torch", "numpy"} if path.name in ("scheduler.py", "request.py") else set())
+            assert not forbidden & {name.split(".")[0] for name in names}, path
 
 
 def test_support_stands_below_the_top_level(stage):
@@ -158,14 +160,6 @@ def test_stage_diff_of_a_file(capsys):
     with pytest.raises(SystemExit):
         stage_diff.main(["3", "tokenizer.py"])
     assert "stage03_kvcache changed no tokenizer.py; it changed" in capsys.readouterr().err
-
-
-def test_stage_diff_counts_lines():
-    added, removed = stage_diff.count(stage_diff.file_diff("stage02_static_batch", "stage01_single", "engine.py"))
-    new = len((ROOT / "stage02_static_batch" / "engine.py").read_text(encoding="utf-8").splitlines())
-    old = len((ROOT / "stage01_single" / "engine.py").read_text(encoding="utf-8").splitlines())
-    assert added - removed == new - old
-    assert removed > 0
 
 
 def test_stage_diff_shows_functions_of_c(tmp_path):

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from tests.adapter import EOS, STAGES, random_prompts
+from tests.adapter import EOS, random_prompts
 
 pytestmark = pytest.mark.covers("request.py", "support/text.py")
 
@@ -97,30 +97,11 @@ def test_stop_text_across_tokens(stage, story):
         assert completion.token_ids == story.token_ids[:needed]
 
 
-def test_the_first_of_several_stop_texts(stage, story):
-    early, late = story.text[10:14], story.text[30:36]
-    completion = complete(stage, greedy(stage, max_tokens=60, stop=["zebra", late, early]))
-    assert completion.stop_reason == early
-    assert completion.text == story.text[: story.text.index(early)]
-
-
 def test_stop_text_of_the_prompt_or_never_reached(stage, story):
     """A stop string that is only in the prompt, or of which only the beginning comes, ends nothing."""
     completion = complete(stage, greedy(stage, max_tokens=20, stop=["Aisha had", story.text[:6] + "#"]))
     assert completion.finish_reason == "length"
     assert completion.text == stage.tokenizer().decode(story.token_ids[:20])
-
-
-def test_min_tokens_passes_over_early_stop_texts(stage, story):
-    """A stop string counts from the token after min_tokens on, even if it was in the text before."""
-    stop = stage.tokenizer().decode([story.token_ids[2]])
-    assert (
-        complete(stage, greedy(stage, max_tokens=60, stop=stop, min_tokens=2)).text
-        == story.text[: story.text.index(stop)]
-    )
-    completion = complete(stage, greedy(stage, max_tokens=60, stop=stop, min_tokens=3))
-    assert len(completion.token_ids) > 3
-    assert completion.text.startswith(stage.tokenizer().decode(story.token_ids[:3]))
 
 
 def test_stop_tokens(stage, story):
@@ -130,13 +111,6 @@ def test_stop_tokens(stage, story):
     assert (completion.finish_reason, completion.stop_reason) == ("stop", token)
     assert completion.token_ids == story.token_ids[: first + 1]
     assert completion.text == stage.tokenizer().decode(story.token_ids[:first])  # without the stop token's own text
-
-
-def test_stop_tokens_wait_for_min_tokens(stage, story):
-    token = story.token_ids[0]
-    completion = complete(stage, greedy(stage, max_tokens=10, min_tokens=4, stop_token_ids=[token]))
-    assert token not in completion.token_ids[:4]
-    assert len(completion.token_ids) > 4
 
 
 def test_every_row_stops_for_itself(stage, story):
@@ -151,19 +125,13 @@ def test_every_row_stops_for_itself(stage, story):
     assert together == [complete(stage, p) for p in params]
 
 
+@pytest.mark.covers("request.py", "support/text.py", "engine.py")
 def test_length_ends_at_the_context(stage, small_checkpoint):
     prompts = random_prompts(211, [40, 47, 3])
     params = stage.SamplingParams(temperature=0, max_tokens=10_000, ignore_eos=True)
     outputs = stage.engine(small_checkpoint).generate(prompts, params)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [8, 1, 45]
     assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
-
-
-def test_max_model_len(stage, small_checkpoint):
-    outputs = stage.engine(small_checkpoint, max_model_len=20).generate(
-        random_prompts(211, [5, 19]), stage.SamplingParams(max_tokens=100, ignore_eos=True)
-    )
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [15, 1]
 
 
 def test_a_model_without_end_token(stage, tmp_path):
@@ -235,7 +203,6 @@ def test_what_a_request_keeps_of_a_token(stage):
 
 
 @pytest.mark.covers("support/logits_processors.py")
-@pytest.mark.parametrize("stage", STAGES[:1], ids=str)
 def test_what_may_not_come_before_min_tokens(stage):
     """The end tokens of the model and of the request; not the model's if they are ignored."""
     tokens_of, make = stage.part("logits_processors").end_token_ids, stage.engine().inputs.request

@@ -201,17 +201,3 @@ def test_stop_texts_are_found_as_the_obvious_way_finds_them(stage, seed):
             assert (found, grown.text) == ((None, text) if end is None else (stop, text[: end - len(stop)]))
             if found:
                 break
-
-
-@pytest.mark.covers("support/text.py", "request.py")
-def test_hundreds_of_long_stop_texts(stage, small_checkpoint):
-    """Though they all have begun all the time."""
-    llm = stage.engine(small_checkpoint)
-    text = llm.engine.tokenizer.decode([5])
-    stops = [text * 2000 + chr(0x4E00 + i) for i in range(300)]
-    params = stage.SamplingParams(stop=stops, max_tokens=40, ignore_eos=True)
-    request = llm.inputs.request([1], params)
-    for _ in range(30):
-        request.add(5)
-    assert request.text.text == text * 30
-    assert stage.part("outputs").StreamEvent.take(request, 0).text == ""  # all of it may still become a stop string

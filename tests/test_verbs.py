@@ -415,6 +415,7 @@ def test_admission_waits_for_blocks(stage):
         ((4, 12, 2), 3, 0, "A"),
         ((4, 2), 2, 0, "AB"),
         ((4, 2), 2, 1, "A"),
+        ((4, 2), 3, 1, "AB"),
         ((5,), 2, 1, "A"),
     ):
         scheduler, requests = stage.make_scheduler(3, 64, num_blocks=num_blocks), long(stage, *lengths)

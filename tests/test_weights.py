@@ -60,24 +60,12 @@ def test_shards(stage, small_checkpoint, damaged):
     assert greedy_tokens(stage, damaged) == greedy_tokens(stage, small_checkpoint)
 
 
-def test_stored_in_half_precision_run_in_float32(stage, small_checkpoint, damaged):
+def test_stored_in_half_precision_run_in_float32(stage, damaged):
     tensors = {name: tensor.half() for name, tensor in load_file(damaged / "model.safetensors").items()}
     save_file(tensors, damaged / "model.safetensors")
-    llm = stage.LLM(damaged, device="cpu")
-    assert {p.dtype for p in llm.engine.runner.model.parameters()} == {torch.float32}
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(
-            llm.engine.runner.model.wte.weight,
-            stage.engine(small_checkpoint).engine.runner.model.wte.weight,
-            rtol=0,
-            atol=0,
-        )
-    torch.testing.assert_close(
-        llm.engine.runner.model.wte.weight,
-        stage.engine(small_checkpoint).engine.runner.model.wte.weight,
-        rtol=1e-3,
-        atol=0.1,
-    )
+    model = stage.LLM(damaged, device="cpu").engine.runner.model
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert torch.equal(model.wte.weight, tensors["transformer.wte.weight"].float())
 
 
 @pytest.mark.parametrize("model", ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])
@@ -169,23 +157,19 @@ def test_weights_of_other_sizes(stage, damaged):
         stage.LLM(damaged, device="cpu")
 
 
-def test_too_large_for_the_memory(stage, damaged):
-    edit_config(damaged, n_embd=60_000, n_inner=10**6, n_layer=50)
-    for load_format in ("auto", "dummy"):
-        with pytest.raises(ValueError, match=r"the weights take [\d,]{15,} bytes of memory, but only [\d,]+ are free"):
-            stage.LLM(damaged, device="cpu", load_format=load_format)
-
-
 def test_the_memory_that_the_weights_take(stage, small_checkpoint, monkeypatch):
-    """Each has the size of its dtype, in int8 a byte."""
+    """Each has the size of its dtype, in int8 a byte. If they do not fit, none is read or made."""
     weights, model = stage.part("weights"), stage.part("model")
     sizes = weights.read_config(small_checkpoint, Path(small_checkpoint), "auto")
     with torch.device("meta"):
         count = sum(p.numel() for p in model.GPT2(model.ModelConfig(**sizes)).parameters())
     monkeypatch.setattr(weights, "free_memory", lambda _: 5)
-    cases = [({"dtype": "float32"}, 4), ({"dtype": "bfloat16"}, 2), ({"weights": "int8"}, 1)]
+    for name in ("read_tensors", "dummy_tensors"):
+        monkeypatch.setattr(weights, name, None)
+    cases = [({"dtype": "float32"}, 4), ({"dtype": "bfloat16", "load_format": "dummy"}, 2), ({"weights": "int8"}, 1)]
     for options, size in cases if stage.has_option("weights") else cases[:2]:
-        with pytest.raises(ValueError, match=f"the weights take {count * size:,} bytes of memory, but only 5 are free"):
+        says = f"the weights take {count * size:,} bytes of memory, but only 5 are free; see --dtype"
+        with pytest.raises(ValueError, match=says):
             stage.LLM(small_checkpoint, device="cpu", **options)
 
 

@@ -110,17 +110,6 @@ def test_as_on_one_machine(tmp_path):
     assert manifest_of(tmp_path / "out.jsonl") == manifest_of(tmp_path / "alone.jsonl")
 
 
-def test_a_run_goes_on_with_ray_or_without(tmp_path, whole):
-    source, expected = whole
-    for begin, go_on in ((on_ray, command), (command, on_ray)):
-        output = tmp_path / f"{begin.__name__}.jsonl"
-        run(begin(source, output))
-        lines = output.read_bytes().splitlines(keepends=True)
-        output.write_bytes(b"".join(lines[:150]) + lines[150][:20])  # as a kill leaves it
-        run(go_on(source, output, "--resume"))
-        assert by_id(output) == expected
-
-
 def actors():
     """The processes of the actors that run on this machine."""
     found = []
@@ -174,15 +163,6 @@ def test_too_few_cpus_are_an_error_and_no_wait(tmp_path, whole):
     assert "--actors 2 of 1000 CPUs each: 0 fit on machines with" in stderr
     stderr = run(command(whole[0], tmp_path / "b.jsonl", "--ray", "127.0.0.1:1"), status=2)
     assert "no cluster answers" in stderr
-
-
-def test_what_is_wrong_is_said_before_ray_begins(tmp_path, whole):
-    for more, says in (
-        (["--model", tmp_path / "none"], "there is no directory"),
-        (["--prompts", "A fox"], "--prompts can't be combined with --input"),
-        (["--resume", "--actors", "0"], "must be 1 or more"),
-    ):
-        assert says in run(on_ray(whole[0], tmp_path / "out.jsonl", *more), status=2)
 
 
 def test_control_c(tmp_path, whole):
