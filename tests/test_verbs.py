@@ -381,18 +381,17 @@ def long(stage, *lengths):
 
 @on(5)
 def test_the_last_in_rank_gives_its_blocks_back(stage):
-    """Four blocks of 4: at A's ninth token none is free, so B, which came last, waits, and keeps its tokens. When it is
-    back, prompt and output are computed again, before C, which came later."""
-    scheduler, (a, b, c) = stage.make_scheduler(4, 16, num_blocks=4), long(stage, 6, 4, 2)
-    for request in (a, b):
+    """Four blocks of 4: at A's ninth token none is free, so B, the last that runs, waits, and keeps its tokens. When it
+    is back, prompt and output are computed again, before C, which came later and waits all the time."""
+    scheduler, (a, b, c) = stage.make_scheduler(4, 16, num_blocks=4), long(stage, 6, 4, 5)
+    for request in (a, b, c):
         scheduler.add(request)
-    got = [step(scheduler, [a, b]) for _ in range(5)]
+    got = [step(scheduler, [a, b, c]) for _ in range(5)]
     assert got == [[("A", 6, True), ("B", 4, True)]] + 2 * [[("A", 1, True), ("B", 1, True)]] + 2 * [[("A", 1, True)]]
     assert (b.num_computed_tokens, len(b.output_token_ids), b.num_preemptions) == (0, 3, 1)
     first = b.first_scheduled_time
-    scheduler.add(c)
     scheduler.remove(a)
-    assert step(scheduler, [a, b, c]) == [("B", 7, True), ("C", 2, True)]
+    assert step(scheduler, [a, b, c]) == [("B", 7, True), ("C", 5, True)]
     assert b.first_scheduled_time == first
 
 
