@@ -236,7 +236,8 @@ def table(result: dict, part: str = "all") -> str:
         "\n\nSpeed relative to stage 6 in the same round, by the number of requests running at once. A number after a "
         "drafter is its guesses per step; without one it is `auto`. The last three columns are for "
         f"{requests(counts[0])}: the share of tried guesses that were right, tokens per step, and guesses rejected or "
-        f"never tried, per output token. An empty cell's rounds were over a quarter apart. {same} {result['dtype']}; "
+        "never tried, per output token. A speed whose rounds were more than a quarter apart is left out; 32 requests "
+        f"were measured for tales only. {same} {result['dtype']}; "
         f"{source(result)}"
     )
 

@@ -30,7 +30,7 @@ class EngineLoop(EngineThread):
         callbacks: unfinished requests, each with the callback that receives its updates. Only the engine's thread
             changes it.
         has_failed: whether a step has failed since a request last got a token.
-        aborting: whether closing it aborts unfinished requests. Set at once, for whatever is running.
+        aborting: whether closing it aborts unfinished requests. Set at once, so that a long command sees it.
 
     Raises:
         What make_engine raises; RuntimeError in a fork of a process that has an engine.
@@ -44,7 +44,7 @@ class EngineLoop(EngineThread):
         self.has_failed = self.aborting = False
         try:
             self.thread.start()
-            self.engine = self.call(make_engine)
+            self.call(lambda: setattr(self, "engine", make_engine()))
         except BaseException:  # a Ctrl-C while it loads
             self.close(abort=True)
             raise
@@ -130,6 +130,7 @@ class EngineLoop(EngineThread):
             with self.engine.stats.timing():
                 updated = self.engine.step()
             self.has_failed = self.has_failed and not updated
+            self._notify(updated)
         except BaseException as error:
             logger.warning("a step failed: %s: %s", type(error).__name__, error)
             running = self.engine.scheduler.running or self.callbacks
@@ -139,8 +140,6 @@ class EngineLoop(EngineThread):
             self.engine.restart(others)
             self._notify([request for request in others if request.finished])  # what the step finished stays finished
             self._fail(failed, error)
-            return
-        self._notify(updated)
 
     def _add(self, requests: Sequence[Request], callback: Callback) -> None:
         try:
@@ -183,7 +182,7 @@ class EngineLoop(EngineThread):
                     self.engine.abort(request)
                 self._fail(lost, error)
             for request in requests:
-                if request.finished:
+                if request.finished:  # forget it only now: an error before this line still finds its callback
                     self.callbacks.pop(request, None)
 
     def _fail(self, requests: Iterable[Request], error: BaseException) -> None:

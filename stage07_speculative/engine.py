@@ -103,8 +103,7 @@ class Engine:
                 self.scheduler.add(request)
 
     def kv_use(self) -> tuple[int, int]:
-        """KV cache use, in tokens: (reserved, used). Only the last block of a table may have empty slots, and no shared
-        block has any, since beams copy before they write."""
+        """KV cache use, in tokens: (reserved, used). Shared blocks are full, so each empty slot is counted once."""
         manager = self.block_manager
         used = sum(request.num_computed_tokens for request in manager.tables)  # a shared block's for each
         empty = manager.num_held * manager.block_size - used

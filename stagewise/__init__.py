@@ -5,7 +5,7 @@ cli.py            a run of prompts; flags.py: its flags; parser.py: how they are
                   exits.py: errors, Ctrl-C, exit statuses; console.py: progress and the closing line;
                   interactive.py: prompts typed on a terminal
 resolve.py        models in any layout; convert.py: into the layout that a stage reads, with layout.py (config.json),
-                  vocabulary.py (tokenizers) and generation.py (defaults for sampling)
+                  vocabulary.py (tokenizers)
 batch_file.py     --input and --output; dataset.py: reading files; manifest.py: what --resume compares;
                   openai/: OpenAI's fields and answers, for the server too
 processors.py     logits processors; structured_outputs.py: structured output, compiled by form_compiler.py in a process

@@ -76,7 +76,7 @@ def complete(
     """Print the results in the order of the prompts, each as soon as it and all before it are done; returns the errors
     of the failed ones. texts: the prompts as given, which may have been truncated since.
 
-    If something ends the run early, such as Ctrl-C, the finished results are printed.
+    If something ends the run early, such as Ctrl-C, the finished results are printed. Beam searches end together.
     """
     waiting, printed, errors = {}, 0, []
     if beam_width is None:

@@ -108,7 +108,7 @@ def without_echo() -> Iterator[None]:
 
 
 def progress_bar(total: int, unit: str, *, done: int = 0, quiet: bool = False) -> "tqdm[NoReturn]":
-    """A bar on stderr, if that is a terminal. Results come in bursts, so it estimates by the mean speed.
+    """A bar on stderr, if that is a terminal. Results come in bursts, so the estimate uses the mean speed.
 
     Args:
         total: the number of items.

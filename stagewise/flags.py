@@ -95,7 +95,7 @@ EXCLUDES = {
     "beam_width": ((*DRAWING, "temperature"), "which draws nothing"),
     "interactive": ((*PROMPTS, "json", "n", "beam_width"), "which reads prompts from the terminal and streams texts"),
     "structured_outputs": (("stop", "stop_token_ids", "include_stop_str_in_output"), "which says where an output ends"),
-    "input": ((*PROMPTS, "interactive", "beam_width"), "which has the prompts"),
+    "input": ((*PROMPTS, "interactive"), "which has the prompts"),
     "ray": (("trace", "json", "stats"), "whose engines are in other processes"),
     "quiet": (("stats",), "which prints none"),
 }
@@ -253,6 +253,8 @@ def check_flags(stage: Stage, args: argparse.Namespace, given: set[str]) -> None
     if args.beam_width is not None:
         stage.check_whole_number("--beam-width", args.beam_width, 1)
         given -= {"temperature"} if args.temperature == 0 else set()
+        if "input" in given:
+            raise ValueError("--beam-width can't be combined with --input: it searches for prompts of the command line")
 
     def flag(name: str) -> str:
         return "TEXT" if name == "texts" else f"--{name.replace('_', '-')}"

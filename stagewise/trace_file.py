@@ -157,7 +157,7 @@ def check_trace(path: Path) -> None:
     begin = f'{{"trace": {VERSION}, '.encode()
     with path.open("r+b") as file:
         there = file.read(len(begin))
-        if not there or not begin.startswith(there):  # a full disk may have torn it
+        if not there or not begin.startswith(there):  # its end may be missing, as after a full disk
             raise ValueError(f"--trace {path} exists and is not a trace: remove it, or choose another name")
 
 

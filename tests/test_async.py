@@ -149,9 +149,11 @@ def test_with_statement(stage, small_checkpoint):
         engine.llm.generate([[1]])
 
 
-def test_news_that_can_not_be_made_are_an_error_for_their_reader(stage, small_checkpoint, monkeypatch):
-    """No reader waits forever, in a thread or in a coroutine, and the engine goes on."""
-    params = stage.SamplingParams(max_tokens=3, ignore_eos=True)
+@pytest.mark.parametrize("most", [1, 3])
+def test_news_that_can_not_be_made_are_an_error_for_their_reader(stage, small_checkpoint, monkeypatch, most):
+    """No reader waits forever, in a thread or in a coroutine, and the engine goes on; also if its first news are its
+    last."""
+    params = stage.SamplingParams(max_tokens=most, ignore_eos=True)
     with stage.AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
         expected = engine.llm.generate([[1, 2]], params)[0].outputs[0].token_ids
         with monkeypatch.context() as patch:
@@ -160,9 +162,12 @@ def test_news_that_can_not_be_made_are_an_error_for_their_reader(stage, small_ch
                 list(engine.llm.stream([[1, 2]], params))
             with pytest.raises(ZeroDivisionError):
                 asyncio.run(collect(engine, [1, 2], params))
+            patch.setattr(stage.RequestOutput, "of", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                list(engine.llm.as_completed([[1, 2]], params))
         wait_until(lambda: not engine.llm.loop.callbacks)
-        assert len(expected) == 3
-        assert len(engine.llm.generate([[1, 2]], params)[0].outputs[0].token_ids) == 3
+        assert len(expected) == most
+        assert len(engine.llm.generate([[1, 2]], params)[0].outputs[0].token_ids) == most
 
 
 def test_a_request_that_comes_while_the_engine_ends_is_done(stage, small_checkpoint):

@@ -1,5 +1,4 @@
-"""The Makefile, the table of its commands in CONTRIBUTING.md, the workflows and the codespace name the same commands,
-files and packages."""
+"""The Makefile, the workflows and the codespace name the same commands, files and packages."""
 
 import json
 import os

@@ -482,7 +482,7 @@ REFUSED = [
     ({"response_format": {"type": "json_schema"}}, "response_format", "must have a schema"),
     ({"response_format": {"type": "json_object", "schema": {}}}, "response_format", "no field 'schema'"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}}, "response_format", "form"),
-    ({"best_of": 2}, "best_of", "unknown field best_of"),
+    ({"best_of": 2}, "best_of", "all completions are returned: ask for n"),
     ({"prompt": []}, "prompt", "prompt must be a string"),
     ({"prompt": ["a", 1]}, "prompt", "prompt must be a string"),
     ({"prompt": [True]}, "prompt", "prompt must be a string"),

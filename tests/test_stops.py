@@ -132,6 +132,8 @@ def test_length_ends_at_the_context(stage, small_checkpoint):
     outputs = stage.engine(small_checkpoint).generate(prompts, params)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [8, 1, 45]
     assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
+    shorter = stage.engine(small_checkpoint, max_model_len=20).generate(random_prompts(211, [5, 19]), params)
+    assert [len(output.outputs[0].token_ids) for output in shorter] == [15, 1]
 
 
 def test_a_model_without_end_token(stage, tmp_path):

@@ -12,6 +12,11 @@ import worked_examples
 PAGES = [page for stage in STAGES for page in worked_examples.pages(stage.directory)]
 
 
+def test_which_chapters_have_one():
+    pages = [f"{page.parent.name[:7]}/{page.stem}" for page in PAGES]
+    assert pages == [f"stage0{i}/README" for i in range(1, 6)] + ["stage05/SHARING", "stage07/README"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_chapters_show_what_runs(page):
     text = page.read_text(encoding="utf-8")

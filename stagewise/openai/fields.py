@@ -122,6 +122,7 @@ IDLE: Others = {
     "audio": ((), ONLY_TEXT),
     "mm_processor_kwargs": (({},), ONLY_TEXT),
     "prompt_embeds": ((), "a prompt is a string, or token ids"),
+    "best_of": ((1,), "all completions are returned: ask for n"),
     **{name: (values, NO_BEAMS) for name, values in BEAM_FIELDS.items()},
     "prediction": ((), "predictions are not used"),
     "web_search_options": ((), "this model searches nothing"),

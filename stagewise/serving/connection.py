@@ -1,6 +1,6 @@
 """What a connection may send, in size, number and time:
 
-    URL, headers, trailers     HEAD_BYTES, by h11
+    URL, headers, trailers     HEAD_BYTES, by h11; of requests sent ahead, what one read brings, 256 KB
     a body                     --max-body-bytes, by `read_body`; uvicorn reads 64 KB ahead
     requests sent ahead        wait until the ones before are answered: uvicorn stops reading
     an answer                  waits while 64 KB of it are not read: uvicorn stops writing; after a time, `check_time`
@@ -8,7 +8,8 @@
     new connections            BACKLOG, by the system, until they are accepted
     time                       --idle-seconds: of silence, and for sending a request, by `check_time`
 
-A server for strangers needs a proxy in front of it (docs/examples/nginx.conf), which collects what slow clients send.
+A client that misuses its connection, say with a chunk for each byte, still slows others: a server for strangers needs a
+proxy in front of it (docs/examples/nginx.conf), which collects what clients send.
 What one request may ask for is in ../openai/limits.py.
 """
 
@@ -43,7 +44,7 @@ def settings(limits: Limits) -> dict[str, Any]:
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which must send a request and read its answer in time.
+    """uvicorn's connection, whose client must send a request and read its answer in time.
 
     Attributes:
         since: when it began to wait for its client.

@@ -31,7 +31,7 @@ class Levers:
         self._most_seqs, self._held = self.core.scheduler.max_num_seqs, HeldBack(0)
 
     def watch(self, made: Callable[[Any], None]) -> None:
-        """From now on keep that promise, and call `made` with each request before the engine has it."""
+        """Start to keep that promise, and call `made` with each request before the engine has it."""
         watch_requests(self.llm, made, self._is_added)
 
     def read(self) -> dict[str, dict[str, int]]:

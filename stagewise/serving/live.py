@@ -1,11 +1,11 @@
 """A live view of the engine: its steps as server-sent events.
 
-Each viewer listens to the engine by itself, from when it comes until it goes, so nothing is recorded while nobody looks
-on. It gets these events:
+Each viewer is a listener of its own, from when it connects until it leaves, so nothing is recorded while nobody
+watches. A viewer gets these events:
 
     run     first, and again if steps are missing because it did not read them in time: `server` (a name for this
             process) and `header` (of the trace, see ../trace_file.py)
-    asked   for requests that the next step is the first to name: their ids -> [arrival time, x-request-id]
+    asked   who sent the requests that first appear in the next step: their ids -> [arrival time, x-request-id]
     step    a step of the trace. The first one after a header begins with what was there already
     now     the current state, if it has changed: the levers, the number of visitors, whether the engine failed
     bye     the server is ending
@@ -29,6 +29,7 @@ from .service import Service
 
 PAUSE = 0.1  # seconds between two checks for new steps: waking viewers at every step would take the engine's cores
 MAX_BEHIND = 1000  # records that may wait for a viewer
+AT_ONCE = 64  # records that become text before others have their turn
 KEPT_NAMES = 10_000  # of requests
 
 asked_as: contextvars.ContextVar[str] = contextvars.ContextVar("asked_as", default="")  # the x-request-id
@@ -45,7 +46,7 @@ class Audience:
         server: a name for this process.
         viewers: the current viewers.
         asked: who sent the latest requests.
-        thread: joins viewers to the engine and takes them off, one by one: a viewer may go before it has joined.
+        thread: attaches and detaches viewers one at a time, since a viewer may leave before it is attached.
     """
 
     def __init__(self, service: Service, is_ending: Callable[[], bool], now: Callable[[], dict]):
@@ -62,7 +63,7 @@ class Audience:
 
 
 class Steps:
-    """The engine's steps as events. Once `is_behind`, the next ones are missing.
+    """The engine's steps as events. Once `is_behind` is set, the following steps are dropped.
 
     Args:
         asked: who sent the requests.
@@ -87,8 +88,12 @@ class Steps:
             self.is_behind = True
 
     def news(self) -> bytes:
-        """The steps since the last call."""
-        return b"".join(self._told(self._records.popleft()) for _ in range(len(self._records)))
+        """The next steps, if there are any."""
+        return b"".join(self._told(self._records.popleft()) for _ in range(min(AT_ONCE, len(self._records))))
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._records)
 
     def _told(self, record: StepRecord) -> bytes:
         step = whole_step(record.to_dict())
@@ -139,6 +144,6 @@ class Viewer:
                     told += event(now, "now")
                 if told:
                     await write(told)
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(0 if steps.has_news else PAUSE)
         finally:
             audience.thread.submit(detach, llm, steps.listen)

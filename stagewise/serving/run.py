@@ -19,12 +19,18 @@ from .app import App
 from .server import Server, listen, url
 from .service import Service
 
+FILES = 4096  # that the process may open: macOS allows 256 unless it is asked
 SWITCH_SECONDS = 0.0005  # after which Python switches to a waiting thread, which is often the engine's
 
 
 def serve(stage: Stage, args: argparse.Namespace) -> None:
     """Serve until a signal. Raises ValueError or OSError for flags that are wrong."""
     check(stage, args)
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows has no such limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FILES)), hard))
     with listen(args.host, args.port) as listener:  # before the model is loaded, which takes longer
         service = make_service(stage, args, args.limits)
         app = App(

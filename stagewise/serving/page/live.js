@@ -272,8 +272,8 @@ const link = {
     shown.begin(header);
     if (!before.steps.length) return;
     const why = isRestarted ? "The server was restarted, and counts its steps from 1. " : "";
-    const text = `${why}This page began again at ${new Date().toTimeString().slice(0, 8)}, with what ran then.`;
-    const name = `Save the ${count(before.steps.length, "step")} before`;
+    const text = `${why}This page started over at ${new Date().toTimeString().slice(0, 8)}, with the requests running then.`;
+    const name = `Save the ${count(before.steps.length, "earlier step")}`;
     notes.set("before", text, { name, act: () => save(before) });
   },
 
