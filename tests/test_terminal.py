@@ -123,14 +123,15 @@ def test_a_conversation(on_terminal):
     assert "Traceback" not in shown
 
 
-def test_the_time_of_typing_is_not_counted(monkeypatch):
+def test_the_time_of_typing_is_not_counted(monkeypatch, capsys):
     """Two answers that take half a second each, with a day of thinking between them."""
     clock, typed = [0.0], iter(["one", "two"])
     monkeypatch.setattr(interactive.time, "perf_counter", lambda: clock[0])
 
     async def generate(prompt):
         clock[0] += 0.5
-        yield types.SimpleNamespace(text=prompt.upper(), finish_reason="length")
+        yield types.SimpleNamespace(text=f" {prompt.upper()}", finish_reason=None)
+        yield types.SimpleNamespace(text=" and so on", finish_reason="length")
 
     def type_a_line(sign):
         clock[0] += 86400
@@ -140,6 +141,7 @@ def test_the_time_of_typing_is_not_counted(monkeypatch):
     monkeypatch.setattr(console, "termios", None)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     assert interactive.converse(generate) == 1.0
+    assert capsys.readouterr().out == "ONE and so on\n\nTWO and so on\n\n"
 
 
 def test_a_pipe_is_told_what_to_use():
