@@ -119,6 +119,28 @@ def num_submitted(engine):
     return len(engine.llm.loop.callbacks) + engine.llm.loop.commands.qsize()
 
 
+def test_an_error_in_the_engine_reaches_every_waiter(stage, engine):
+    """The error itself, after a second try; then the engine works for others."""
+    forward, release = engine.llm.engine.runner.forward, threading.Event()
+
+    def fail(*_):
+        assert release.wait(300)
+        raise MemoryError("no memory left")
+
+    engine.llm.engine.runner.forward = fail
+
+    def wait_for_it(call):
+        with pytest.raises(MemoryError, match="no memory left"):
+            call()
+
+    calls = [lambda: engine.llm.generate([[1, 2]]), lambda: asyncio.run(collect(engine, [3], None))] * 3
+    with in_threads(*(functools.partial(wait_for_it, call) for call in calls)):
+        wait_until(lambda: num_submitted(engine) == 6)
+        release.set()
+    engine.llm.engine.runner.forward = forward
+    assert engine.llm.generate([[1]], stage.SamplingParams(max_tokens=2))[0].finished
+
+
 def test_close_finishes_or_aborts(stage, small_checkpoint):
     for abort in (False, True):
         engine = stage.AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1)
