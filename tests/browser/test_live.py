@@ -401,8 +401,8 @@ def test_the_server_ends_and_comes_back(driver):
         stack.callback(again.kill)
         page.until("link.isUp")
         notes = page.text("#notes")
-        assert "The server was restarted, and counts its steps from 1. This page began again at " in notes
-        assert f"Save the {number} steps before" in notes
+        assert "The server was restarted, and counts its steps from 1. This page started over at " in notes
+        assert f"Save the {number} earlier steps" in notes
         assert "The server has ended" not in notes
         assert page("return shown.last") is None
         page.asked("A fox", 5)
@@ -419,7 +419,7 @@ def test_a_page_that_lost_the_connection_begins_again(page, url):
     number = page("return shown.steps.length")
     assert page("return link.isUp") is False
     page.until("link.isUp")
-    begins = rf"This page began again at [\d:]+, with what ran then\.\s*Save the {number} steps before"
+    begins = rf"This page started over at [\d:]+, with the requests running then\.\s*Save the {number} earlier steps"
     assert re.match(begins, page.text("#notes"))
     page.until("document.getElementById('num_blocks').value === '100'")
     until_idle(url)
