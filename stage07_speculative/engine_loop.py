@@ -125,7 +125,7 @@ class EngineLoop(EngineThread):
 
     def _step(self) -> None:
         """One step. If it fails as a whole, all requests keep their tokens and start over. If another step has failed
-        since a request got a token, those that were running get the error instead."""
+        since a request got a token, the running requests get the error instead."""
         try:
             with self.engine.stats.timing():
                 updated = self.engine.step()

@@ -13,8 +13,8 @@ class MissingPackageError(ValueError):
 
 
 def prepare_streams() -> None:
-    """Let streams take any character, whatever their encoding. A closed
-    stdin reads as empty; a closed stdout or stderr discards everything."""
+    """Let streams take any character, whatever their encoding. A closed stdin reads as empty; a closed stdout or stderr
+    discards everything."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115

@@ -75,8 +75,7 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
-    """Decide which stages a test runs on: those that it names itself; in a module that is not about all stages, or
-    about what surrounds them, its `NUMBERS`; otherwise all."""
+    """Choose the stages of a test: the ones it names, or else those in its module's `NUMBERS`, or else all."""
     numbers = getattr(metafunc.module, "NUMBERS", range(100))
     for name, stages in (("stage", STAGES), ("batched_stage", BATCHED)):
         named = (mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))

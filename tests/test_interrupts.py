@@ -497,7 +497,7 @@ def test_a_step_that_always_fails_is_told_and_the_engine_lives(serving, small_ch
 @pytest.mark.covers("engine_loop.py")
 @pytest.mark.parametrize("number", [1, 2, 4, 7, 11, 16, 22, 29, 40])
 def test_a_defect_in_the_loop_leaves_nobody_waiting(serving, small_checkpoint, number):
-    """An error in some of its own lines: each caller, later ones too, gets its tokens or an error."""
+    """After an error in one of its own lines, every caller, including later ones, gets tokens or an error."""
     llm, loop = small_engine(serving, small_checkpoint), serving.part("engine_loop").EngineLoop
     asked, ended, lines = ways(serving, llm), [], itertools.count(1)
     asked.pop("beam_search", None)

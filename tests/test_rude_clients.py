@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -19,6 +20,7 @@ from stagewise.openai.errors import APIError
 from stagewise.openai.limits import Limits
 from stagewise.serving.app import App
 from stagewise.serving.connection import HEAD_BYTES, Connection
+from stagewise.serving.run import allow_files
 from tests.adapter import ROOT, wait_until
 from tests.test_serving import (
     Client,
@@ -375,6 +377,18 @@ def test_one_connection_too_many_is_told():
         wait_until(lambda: health(port) == 200)
         for one in (deaf, *busy):
             one.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such limit")
+def test_a_low_limit_of_open_files_is_raised(monkeypatch):
+    import resource
+
+    asked, unlimited = [], resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: asked.append(both))
+    for limits in ((256, unlimited), (256, 1024), (8192, 8192), (unlimited, unlimited)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
+        allow_files()
+    assert asked == [(4096, unlimited), (1024, 1024)]
 
 
 @pytest.mark.parametrize("leave", ["close", "reset"])

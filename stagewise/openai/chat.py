@@ -78,7 +78,6 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
         environment.filters["tojson"] = to_json  # Jinja's own is for HTML
-        self.text = text
         try:
             self._template, tree = environment.from_string(text), environment.parse(text)
         except jinja2.TemplateSyntaxError as error:

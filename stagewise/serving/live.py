@@ -1,7 +1,6 @@
 """A live view of the engine: its steps as server-sent events.
 
-Each viewer is a listener of its own, from when it connects until it leaves, so nothing is recorded while nobody
-watches. A viewer gets these events:
+Each viewer has its own listener while it is connected; without viewers, nothing is recorded. The events:
 
     run     first, and again if steps are missing because it did not read them in time: `server` (a name for this
             process) and `header` (of the trace, see ../trace_file.py)

@@ -26,11 +26,7 @@ SWITCH_SECONDS = 0.0005  # after which Python switches to a waiting thread, whic
 def serve(stage: Stage, args: argparse.Namespace) -> None:
     """Serve until a signal. Raises ValueError or OSError for flags that are wrong."""
     check(stage, args)
-    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows has no such limit
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FILES)), hard))
+    allow_files()
     with listen(args.host, args.port) as listener:  # before the model is loaded, which takes longer
         service = make_service(stage, args, args.limits)
         app = App(
@@ -47,6 +43,17 @@ def serve(stage: Stage, args: argparse.Namespace) -> None:
         with service.engine:
             sys.setswitchinterval(SWITCH_SECONDS)
             Server(app, args.grace).run(sockets=[listener])
+
+
+def allow_files() -> None:
+    """Let this process open at least FILES files, as far as the system allows."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows has no such limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY and soft < FILES:
+            most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def check(stage: Stage, args: argparse.Namespace) -> None:
